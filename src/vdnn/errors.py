@@ -1,0 +1,50 @@
+"""What goes wrong, each with the words that help: what was asked, what was found, the numbers, the way out.
+
+User mistakes are kin of ValueError so that ordinary code catches them; every class also descends from `VdnnError`,
+which the command line turns into one line on the terminal. Bugs of our own are `assert`s, not classes here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class VdnnError(Exception):
+    """The root of everything vdnn raises on purpose."""
+
+
+class InvalidInput(VdnnError, ValueError):
+    """Something the user passed cannot be used: an unknown model, a batch of -1, a sample that is not a tensor."""
+
+
+class CaptureFailed(VdnnError, RuntimeError):
+    """The model could not be turned into one graph. The message names the line that stops it."""
+
+
+class Unsupported(VdnnError, RuntimeError):
+    """PyTorch can do this and vdnn cannot do it exactly; refusing is better than a silently different gradient."""
+
+
+class LostHandle(VdnnError, RuntimeError):
+    """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
+
+
+class Infeasible(VdnnError, ValueError):
+    """No plan fits the budget. Carries the smallest budget that works."""
+
+    def __init__(self, message: str, *, minimum_nbytes: int) -> None:
+        super().__init__(message)
+        self.minimum_nbytes = minimum_nbytes
+
+
+class InvalidPlan(VdnnError, ValueError):
+    """A plan that breaks its own rules. Lists every violation, not only the first."""
+
+    def __init__(self, violations: Sequence[str]) -> None:
+        self.violations = tuple(violations)
+        lines = "\n".join(f"    {violation}" for violation in self.violations)
+        super().__init__(f"the plan breaks {len(self.violations)} rule(s):\n{lines}")
+
+
+class ForeignPlan(VdnnError, ValueError):
+    """A saved plan does not belong here: other schema, other model, other shapes, other torch."""

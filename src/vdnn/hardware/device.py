@@ -1,0 +1,77 @@
+"""What a machine is to the planner: a compute device, its memory tiers, and the links between them.
+
+Enters: constants with a source (`presets.py`) or measurements (`detect.py`). Leaves: a frozen `Hardware`. The first tier is the
+device itself; every further tier is slower and larger, and a link joins each with the tier before it, in both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A place where bytes can be. `nbytes` is None when nothing bounds it."""
+
+    name: str
+    nbytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction between two tiers."""
+
+    source: str
+    target: str
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.bandwidth_bytes_per_s <= 0:
+            raise ValueError(f"link {self.name} needs a positive bandwidth, not {self.bandwidth_bytes_per_s}")
+
+    @property
+    def name(self) -> str:
+        return f"{self.source}->{self.target}"
+
+    def seconds(self, nbytes: int) -> float:
+        return self.latency_s + nbytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """A device with its tiers, fastest first. `sources` says where each constant comes from."""
+
+    name: str
+    flops_per_s: float
+    memory_bandwidth_bytes_per_s: float
+    tiers: tuple[Tier, ...]
+    links: tuple[Link, ...] = ()
+    launch_s: float = 0.0
+    sources: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.tiers:
+            raise ValueError(f"hardware {self.name!r} needs at least the device tier")
+        names = [tier.name for tier in self.tiers]
+        if len(set(names)) != len(names):
+            raise ValueError(f"hardware {self.name!r} names a tier twice: {names}")
+        for link in self.links:
+            if link.source not in names or link.target not in names:
+                raise ValueError(f"hardware {self.name!r}: link {link.name} joins tiers that are not among {names}")
+
+    @property
+    def device(self) -> Tier:
+        return self.tiers[0]
+
+    def tier(self, name: str) -> Tier:
+        for tier in self.tiers:
+            if tier.name == name:
+                return tier
+        raise ValueError(f"hardware {self.name!r} has no tier {name!r}: it has {[t.name for t in self.tiers]}")
+
+    def link(self, source: str, target: str) -> Link:
+        for link in self.links:
+            if (link.source, link.target) == (source, target):
+                return link
+        raise ValueError(f"hardware {self.name!r} has no link {source}->{target}: it has {[x.name for x in self.links]}")

@@ -1,0 +1,251 @@
+"""The vocabulary: Op, Value, Storage and Graph of one training step.
+
+Enters: what `capture/lower.py` reads from PyTorch, or what a test or `papers/` writes by hand. Leaves: a `Graph` that the
+cost model, the planner, the simulator and the report share. Nothing here imports torch.
+
+The one idea: **a storage is what costs memory**. A value is a typed view of a storage; an op reads and writes values.
+Views, in-place ops and outputs that alias inputs are several values of one storage, so whatever counts bytes counts
+storages and can neither forget an alias nor count it twice. Steps are op positions: step t runs `graph.ops[t]`, forward
+first, then backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+
+class Phase(StrEnum):
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Role(StrEnum):
+    """What a storage is for. The order is the order of reports: what lives long comes first."""
+
+    PARAMETER = "parameter"
+    OPTIMIZER_STATE = "optimizer state"
+    BUFFER = "buffer"
+    INPUT = "input"
+    OUTPUT = "output"
+    FEATURE_MAP = "feature map"
+    GRADIENT_MAP = "gradient map"
+    GRADIENT = "gradient"
+    WORKSPACE = "workspace"
+
+
+PERSISTENT_ROLES = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.INPUT})
+"""Roles whose storages exist before the step and after it: no plan moves them."""
+
+
+class Need(StrEnum):
+    """What information a reader takes from a value, from the least to the most (Gist's insight, made general)."""
+
+    NOTHING = "nothing"
+    SHAPE = "shape"
+    SIGN = "sign"
+    BOOL = "bool"
+    WINDOW_INDEX = "window index"
+    ALL = "all values"
+
+
+class Trait(StrEnum):
+    """What a rewrite has to know of an op before it may move, repeat or drop it."""
+
+    VIEW = "view"  # its outputs share its input's storage and nothing is computed
+    IN_PLACE = "in-place"  # it writes into a storage that exists already
+    RANDOM = "random"  # repeating it draws other numbers unless the generator's state is replayed
+    COLLECTIVE = "collective"  # other processes take part: repeating it alone hangs
+    MUST_KEEP = "must keep"  # an effect outside its outputs, or unknown to the trait table: never repeated, never dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A block of memory. `values` are all values that live in it, in order of birth: its aliases."""
+
+    name: str
+    nbytes: int
+    role: Role
+    dtype: str
+    values: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if self.nbytes < 0:
+            raise ValueError(f"storage {self.name!r} has negative size: {self.nbytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A typed, shaped look at a storage."""
+
+    name: str
+    storage: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One op reads one value, and takes `need` of it."""
+
+    value: int
+    need: Need = Need.ALL
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One step. `writes` holds the values it makes; a write into an existing storage is an in-place write."""
+
+    name: str
+    target: str
+    phase: Phase
+    module: str
+    reads: tuple[Read, ...]
+    writes: tuple[int, ...]
+    flops: int = 0
+    traits: frozenset[Trait] = frozenset()
+
+    def has(self, trait: Trait) -> bool:
+        return trait in self.traits
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetime:
+    """Steps at which a storage must exist, half-open: begin <= step < end."""
+
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not self.begin < self.end:
+            raise ValueError(f"lifetime is empty: begin={self.begin}, end={self.end}")
+
+    def __contains__(self, step: int) -> bool:
+        return self.begin <= step < self.end
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One training step: ops in execution order over values over storages, all addressed by position.
+
+    `inputs` exist before step 0. `tangents` arrive with the first backward step. `held` values are kept by the caller once they exist:
+    the forward's outputs and the gradients. `tangents` are let go after their last use unless they are also in `held`.
+    """
+
+    name: str
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    storages: tuple[Storage, ...]
+    inputs: tuple[int, ...]
+    tangents: tuple[int, ...]
+    held: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        problems = list(_malformed(self))
+        if problems:
+            raise ValueError(f"graph {self.name!r} is malformed:\n" + "\n".join(f"    {p}" for p in problems[:20]))
+
+    def __len__(self) -> int:
+        return len(self.ops)
+
+    @cached_property
+    def num_forward(self) -> int:
+        """The step at which backward begins; equals len(ops) when there is none."""
+        return next((t for t, op in enumerate(self.ops) if op.phase is Phase.BACKWARD), len(self.ops))
+
+    @cached_property
+    def lifetimes(self) -> tuple[Lifetime | None, ...]:
+        """Of each storage when everything is kept: from birth to last touch, or to the end. None: never touched."""
+        begin: list[int | None] = [None] * len(self.storages)
+        end = [0] * len(self.storages)
+        horizon = max(len(self.ops), 1)
+        for value in self.inputs:
+            begin[self.values[value].storage] = 0
+            end[self.values[value].storage] = horizon
+        for value in self.tangents:
+            storage = self.values[value].storage
+            if begin[storage] is None:
+                begin[storage] = min(self.num_forward, horizon - 1)
+                end[storage] = max(end[storage], begin[storage] + 1)  # type: ignore[operator]
+        for step, storage in self.touches():
+            if begin[storage] is None:
+                begin[storage] = step
+            end[storage] = max(end[storage], step + 1)
+        for value in self.held:
+            end[self.values[value].storage] = horizon
+        return tuple(None if b is None else Lifetime(b, e) for b, e in zip(begin, end, strict=True))
+
+    def touches(self) -> Iterator[tuple[int, int]]:
+        """(step, storage) for every read and write, in step order."""
+        for step, op in enumerate(self.ops):
+            for read in op.reads:
+                yield step, self.values[read.value].storage
+            for value in op.writes:
+                yield step, self.values[value].storage
+
+    @cached_property
+    def stashed(self) -> tuple[int, ...]:
+        """Storages made in forward and read in backward: what a plan decides about. Persistent roles are not among them."""
+        made: set[int] = set()
+        stashed: dict[int, None] = {}
+        for step, op in enumerate(self.ops):
+            if step < self.num_forward:
+                made.update(self.values[v].storage for v in op.writes)
+            else:
+                for read in op.reads:
+                    storage = self.values[read.value].storage
+                    if storage in made and self.storages[storage].role not in PERSISTENT_ROLES:
+                        stashed[storage] = None
+        return tuple(stashed)
+
+    @cached_property
+    def backward_needs(self) -> dict[int, Need]:
+        """For every stashed storage the most that any backward reader takes of it."""
+        order = {need: rank for rank, need in enumerate(Need)}
+        needs: dict[int, Need] = {}
+        stashed = set(self.stashed)
+        for op in self.ops[self.num_forward :]:
+            for read in op.reads:
+                storage = self.values[read.value].storage
+                if storage in stashed:
+                    known = needs.get(storage, Need.NOTHING)
+                    # Two different partial needs are not ordered in truth (a sign is no window index): together they need all.
+                    both_partial = Need.SHAPE not in (known, read.need) and Need.NOTHING not in (known, read.need)
+                    joined = max(known, read.need, key=order.__getitem__)
+                    needs[storage] = joined if known == read.need or not both_partial else Need.ALL
+        return needs
+
+
+def _malformed(graph: Graph) -> Iterator[str]:
+    """Everything that makes positions in the graph meaningless."""
+    num_values, num_storages = len(graph.values), len(graph.storages)
+    for value in graph.values:
+        if not 0 <= value.storage < num_storages:
+            yield f"value {value.name!r} lives in storage {value.storage} of {num_storages}"
+            return
+    exists = set(graph.inputs) | set(graph.tangents)
+    seen_backward = False
+    for op in graph.ops:
+        seen_backward = seen_backward or op.phase is Phase.BACKWARD
+        if seen_backward and op.phase is Phase.FORWARD:
+            yield f"forward op {op.name!r} stands after a backward op"
+        for read in op.reads:
+            if not 0 <= read.value < num_values:
+                yield f"op {op.name!r} reads value {read.value} of {num_values}"
+            elif read.value not in exists:
+                yield f"op {op.name!r} reads {graph.values[read.value].name!r} before anything wrote it"
+        for written in op.writes:
+            if not 0 <= written < num_values:
+                yield f"op {op.name!r} writes value {written} of {num_values}"
+            elif written in exists:
+                yield f"op {op.name!r} writes {graph.values[written].name!r} a second time"
+        exists.update(op.writes)
+    for held in graph.held:
+        if held not in exists:
+            yield f"held value {held} is never written"
+    for position, storage in enumerate(graph.storages):
+        for aliasing in storage.values:
+            if not 0 <= aliasing < num_values or graph.values[aliasing].storage != position:
+                yield f"storage {storage.name!r} lists value {aliasing}, which does not live in it"

@@ -1,0 +1,67 @@
+"""Bytes and seconds: what people type becomes a number, and a number becomes what people read.
+
+Enters: "12GiB", "1.5 GB", 4096. Leaves: int bytes, or text such as "11.25 GiB" and "3.20 ms". The one idea: inside the
+project a quantity is a plain number whose name carries its unit (`nbytes`, `seconds`); only this file knows the words.
+"""
+
+from __future__ import annotations
+
+import re
+
+KiB = 1024
+MiB = 1024 * KiB
+GiB = 1024 * MiB
+TiB = 1024 * GiB
+
+_NBYTES_PER_UNIT = {
+    "": 1,
+    "b": 1,
+    "kib": KiB,
+    "mib": MiB,
+    "gib": GiB,
+    "tib": TiB,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_AMOUNT = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-zA-Z]*)\s*")
+
+
+def parse_nbytes(amount: int | str) -> int:
+    """`"12GiB"`, `"1.5 GB"` or a whole number, as bytes. Anything else raises a ValueError that lists the units."""
+    if isinstance(amount, bool) or not isinstance(amount, (int, str)):
+        raise ValueError(f"an amount of memory is a whole number of bytes or text like '12GiB', not {amount!r}")
+    if isinstance(amount, int):
+        if amount < 0:
+            raise ValueError(f"an amount of memory cannot be negative: {amount}")
+        return amount
+    match = _AMOUNT.fullmatch(amount)
+    if match is None or match["unit"].lower() not in _NBYTES_PER_UNIT:
+        raise ValueError(
+            f"cannot read {amount!r} as an amount of memory: write a number and a unit, as in '12GiB', '1.5 GB' or '4096'."
+            " Units: B, KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (powers of 1000)."
+        )
+    return round(float(match["number"]) * _NBYTES_PER_UNIT[match["unit"].lower()])
+
+
+def format_nbytes(nbytes: float) -> str:
+    """Three significant places in the largest binary unit that fits: 0 B, 512 B, 1.50 KiB, 11.25 GiB."""
+    sign = "-" if nbytes < 0 else ""
+    size = abs(nbytes)
+    if size < KiB:
+        return f"{sign}{size:.0f} B"
+    for unit, name in ((TiB, "TiB"), (GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if size >= unit:
+            return f"{sign}{size / unit:.2f} {name}"
+    raise AssertionError("unreachable: KiB is the smallest unit above")
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in the unit a person would pick: 1.25 s, 3.20 ms, 7.0 us."""
+    size = abs(seconds)
+    if size >= 1:
+        return f"{seconds:.2f} s"
+    if size >= 1e-3:
+        return f"{seconds * 1e3:.2f} ms"
+    return f"{seconds * 1e6:.1f} us"
