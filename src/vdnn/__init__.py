@@ -4,13 +4,13 @@
     plan = vdnn.plan(model, args, budget="12GiB", device="titan-x")  # nothing is allocated
     print(vdnn.report(model))                                        # what the last step did, next to what was planned
 
-`import vdnn` does not import torch: names arrive on first use, so that the planner and the command line's help start quickly and
-the pure half works on a machine without torch.
+`import vdnn` does not import torch: names arrive on first use, so that the planner and the command line's help start
+quickly and the pure half works on a machine without torch.
 
 Note: [Two names that are packages and functions]
 `vdnn.plan` and `vdnn.report` are functions to a user and packages to the import system, which binds a subpackage to its
-parent's attribute of that name whenever anything inside it is imported. A function put there would disappear at the first
-`import vdnn.plan.simulate`. So the package object stays, and its class gains a `__call__` that goes to `vdnn.api`.
+parent's attribute of that name whenever anything inside it is imported. A function put there would disappear at the
+first `import vdnn.plan.simulate`. So the package object stays, and its class gains a `__call__` that goes to `vdnn.api`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """The report of a virtualized model: for every captured piece, what was predicted beside what was measured.
 
-Enters: timelines with the graph they ran, through `summarize`. Leaves: a frozen `Report` with a schema name and a version, and its JSON.
-The one idea: a prediction is worth what its comparison is worth, so both sides are the same type made by the same function.
+Enters: timelines with the graph they ran, through `summarize`. Leaves: a frozen `Report` with a schema name and a
+version, and its JSON. The one idea: a prediction is worth what its comparison is worth, so both sides are the same type
+made by the same function.
 
-A model whose capture breaks is several pieces, each with its own forward and backward. Their times add up; their peaks do not,
-and neither is their maximum the peak of the process: what earlier pieces stash stays alive while later ones run. The totals
-therefore name the peak of the largest piece, and the text says so.
+A model whose capture breaks is several pieces, each with its own forward and backward. Their times add up; their peaks
+do not, and neither is their maximum the peak of the process: what earlier pieces stash stays alive while later ones
+run. The totals therefore name the peak of the largest piece, and the text says so.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class TimelineSummary:
-    """One timeline in a few figures. `step_time_s` is the median over `num_steps` training steps; a simulation counts as one."""
+    """One timeline in a few figures. `step_time_s` is the median over `num_steps` training steps (simulated: one)."""
 
     source: str
     peak_nbytes: int
@@ -105,7 +106,7 @@ class Report:
 
 
 def summarize(timeline: Timeline, graph: Graph, step_times_s: Sequence[float] = ()) -> TimelineSummary:
-    """The figures of a timeline. `step_times_s` are wall times of whole training steps; without them its own duration counts."""
+    """The figures of a timeline. `step_times_s`: wall times of whole training steps; without them its own duration."""
     at = timeline.peak_at
     step = int(timeline.steps[at]) if len(timeline.steps) else 0
     return TimelineSummary(

@@ -1,0 +1,234 @@
+"""Records as text for a terminal: tables of rich, and plain strings where a string is wanted.
+
+Enters: `Report` and `MemoryProfile`. Leaves: renderables that fit 80 columns, and use more when they have them. Colour
+only repeats what words, columns and shades already say.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from vdnn.ir import Role
+from vdnn.report.memory import Layer, MemoryProfile, Resident
+from vdnn.report.plot import SHADES, plot
+from vdnn.report.record import Piece, Report, TimelineSummary
+from vdnn.units import format_nbytes, format_seconds
+
+PLAIN_WIDTH = 80
+BAR_COLUMNS = 24
+BAND_STYLES = dict(zip(SHADES.values(), ("cyan", "green", "yellow"), strict=True))
+
+
+def as_text(renderable: RenderableType, width: int = PLAIN_WIDTH) -> str:
+    """The renderable as a plain string, no colour, no trailing blanks."""
+    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    console.print(renderable)
+    assert isinstance(console.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())
+
+
+def report_view(report: Report) -> RenderableType:
+    """A finished run: predicted beside measured, then what the peak was made of."""
+    parts: list[RenderableType] = [_title(f"{report.name}, strategy {report.strategy}, {_budget_words(report)}")]
+    parts.append(comparison_table(report))
+    if len(report.pieces) > 1:
+        parts.append(_pieces_note(report))
+    parts += [role_comparison(piece) for piece in _largest_pieces(report)]
+    return Group(*parts)
+
+
+def profile_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
+    """A planned step: the headline, memory by role, the curve, the peak's storages, the largest layers."""
+    return Group(
+        _title(f"{profile.name} on {profile.hardware}, strategy {profile.strategy}"),
+        _headline(profile),
+        roles_table(profile.predicted),
+        plot_view(profile, width),
+        residents_table(profile),
+        layers_table(profile),
+    )
+
+
+def comparison_table(report: Report) -> Table:
+    """Peak and step time of every piece, predicted beside measured; the ratio says how good the prediction was."""
+    table = _table("", ">predicted", ">measured", ">measured / predicted")
+    for piece in report.pieces:
+        prefix = f"{piece.name}: " if len(report.pieces) > 1 else ""
+        for row in _comparison_rows(piece):
+            table.add_row(prefix + row[0], *row[1:])
+    if len(report.pieces) > 1:
+        table.add_section()
+        for row in _total_rows(report):
+            table.add_row(*row)
+    return table
+
+
+def role_comparison(piece: Piece) -> RenderableType:
+    """Bytes by role at the peak, predicted beside measured, and the step at which each peak stands."""
+    if piece.measured is None:
+        return roles_table(piece.predicted)
+    table = _table("at the peak", ">predicted", ">measured")
+    predicted, measured = piece.predicted.nbytes_by_role, piece.measured.nbytes_by_role
+    for role in (str(role) for role in Role):
+        if predicted.get(role) or measured.get(role):
+            table.add_row(_plural(role), format_nbytes(predicted.get(role, 0)), format_nbytes(measured.get(role, 0)))
+    table.add_section()
+    table.add_row("step", _peak_name(piece.predicted), _peak_name(piece.measured))
+    return table
+
+
+def roles_table(summary: TimelineSummary) -> Table:
+    """Bytes of every role at the peak, with a bar whose length is the share."""
+    table = _table("memory by role, at the peak", ">bytes", ">share", "")
+    for role, nbytes in summary.nbytes_by_role.items():
+        share = nbytes / max(summary.peak_nbytes, 1)
+        table.add_row(_plural(role), format_nbytes(nbytes), f"{share:.1%}", bar(share))
+    table.add_section()
+    table.add_row("total", format_nbytes(summary.peak_nbytes), "", "")
+    return table
+
+
+def residents_table(profile: MemoryProfile) -> Table:
+    """The largest storages alive at the peak."""
+    step, more = _peak_name(profile.predicted), profile.num_residents - len(profile.residents)
+    table = _table("alive at the peak", "made in", ">shape", "dtype", ">bytes")
+    table.title = f"The peak is at {step}"
+    for resident in profile.residents:
+        table.add_row(*_resident_row(resident))
+    if more > 0:
+        rest = profile.predicted.peak_nbytes - sum(resident.nbytes for resident in profile.residents)
+        table.add_row(f"{more} smaller", "", "", "", format_nbytes(rest))
+    return table
+
+
+def layers_table(profile: MemoryProfile) -> Table:
+    """The modules that stash most for backward."""
+    table = _table("largest layers, by stashed bytes", ">storages", ">bytes", ">share", "")
+    for layer in profile.layers:
+        table.add_row(*_layer_row(layer, profile.stashed_nbytes))
+    more = profile.num_layers - len(profile.layers)
+    if more > 0:
+        rest = profile.stashed_nbytes - sum(layer.stashed_nbytes for layer in profile.layers)
+        table.add_row(f"{more} smaller", "", format_nbytes(rest), f"{rest / max(profile.stashed_nbytes, 1):.1%}", "")
+    return table
+
+
+def plot_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
+    """The curve of device bytes over the steps; the shades carry the meaning, colour repeats it."""
+    text = Text("\n".join(plot(profile.curve, width=width)), no_wrap=True, overflow="crop")
+    for shade, style in BAND_STYLES.items():
+        text.highlight_regex("[▁▂▃▄▅▆▇█]+" if shade == "█" else f"{shade}+", style)
+    return Padding(text, (1, 0, 0, 0))
+
+
+def bar(share: float, columns: int = BAR_COLUMNS) -> str:
+    """A share of 1 as `columns` full blocks; anything above nothing shows at least an eighth."""
+    eighths = round(max(0.0, min(share, 1.0)) * columns * 8)
+    if share > 0 and eighths == 0:
+        eighths = 1
+    return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def _comparison_rows(piece: Piece) -> Iterable[tuple[str, str, str, str]]:
+    predicted, measured = piece.predicted, piece.measured
+    yield _row("peak memory", predicted.peak_nbytes, measured.peak_nbytes if measured else None, format_nbytes)
+    yield _row(_time_words(measured), predicted.step_time_s, measured.step_time_s if measured else None, format_seconds)
+
+
+def _total_rows(report: Report) -> Iterable[tuple[str, str, str, str]]:
+    predicted, measured = report.predicted, report.measured
+    yield _row("largest peak", predicted.peak_nbytes, measured.peak_nbytes if measured else None, format_nbytes)
+    yield _row(
+        "step time, all pieces", predicted.step_time_s, measured.step_time_s if measured else None, format_seconds
+    )
+
+
+def _row(
+    label: str, predicted: float, measured: float | None, words: Callable[[float], str]
+) -> tuple[str, str, str, str]:
+    if measured is None:
+        return label, words(predicted), "not run yet", ""
+    return label, words(predicted), words(measured), f"{measured / predicted:.3f}" if predicted else "-"
+
+
+def _time_words(measured: TimelineSummary | None) -> str:
+    return "step time" if measured is None or measured.num_steps < 2 else f"step time, median of {measured.num_steps}"
+
+
+def _pieces_note(report: Report) -> Text:
+    return Text(
+        f"The model was captured in {len(report.pieces)} pieces. What an earlier piece stashes stays alive while a"
+        " later one runs, so the process needs more than the largest piece's own peak.",
+        style="italic",
+    )
+
+
+def _largest_pieces(report: Report) -> list[Piece]:
+    """The piece that carries the peak; empty for a report without pieces."""
+    return sorted(report.pieces, key=lambda piece: -piece.predicted.peak_nbytes)[:1]
+
+
+def _headline(profile: MemoryProfile) -> Text:
+    """The one sentence to take away: how high, and what it is made of."""
+    peak, role = profile.predicted.peak_nbytes, profile.dominant_role
+    text = Text(f"One training step peaks at {format_nbytes(peak)}", style="bold")
+    if role:
+        share = profile.predicted.nbytes_by_role[role] / max(peak, 1)
+        verb = "dominate" if share >= 0.5 else "are the largest part"
+        text.append(f": {_plural(role)} {verb} with {share:.0%}")
+    text.append(f". {_room_words(profile)}Predicted step time {format_seconds(profile.predicted.step_time_s)}.")
+    return text
+
+
+def _room_words(profile: MemoryProfile) -> str:
+    """Whether the peak fits the device it was planned for."""
+    peak, room = profile.predicted.peak_nbytes, profile.device_nbytes
+    if room is None:
+        return ""
+    if peak <= room:
+        return f"It fits the {format_nbytes(room)} of {profile.hardware}. "
+    return f"That is {peak / room:.1f}x the {format_nbytes(room)} of {profile.hardware}. "
+
+
+def _resident_row(resident: Resident) -> tuple[str, str, str, str, str]:
+    shape = "x".join(str(size) for size in resident.shape) or "scalar"
+    name = f"{resident.name} ({resident.role})"
+    return name, resident.module or "-", shape, resident.dtype, format_nbytes(resident.nbytes)
+
+
+def _layer_row(layer: Layer, stashed_nbytes: int) -> tuple[str, str, str, str, str]:
+    share = layer.stashed_nbytes / max(stashed_nbytes, 1)
+    name = layer.module or "(outside any module)"
+    return name, str(layer.num_storages), format_nbytes(layer.stashed_nbytes), f"{share:.1%}", bar(share, 16)
+
+
+def _peak_name(summary: TimelineSummary) -> str:
+    return f"{summary.peak_step} in {summary.peak_module}" if summary.peak_module else summary.peak_step or "-"
+
+
+def _budget_words(report: Report) -> str:
+    return "no budget" if report.budget_nbytes is None else f"budget {format_nbytes(report.budget_nbytes)}"
+
+
+def _plural(role: str) -> str:
+    """`feature map` as `feature maps`; a word that has no plural in our use stays."""
+    return "optimizer state" if role == Role.OPTIMIZER_STATE else f"{role}s"
+
+
+def _title(words: str) -> Text:
+    return Text(words, style="bold underline")
+
+
+def _table(*headers: str) -> Table:
+    """A table with quiet lines; a header that starts with `>` is right-aligned."""
+    table = Table(box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    for header in headers:
+        table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")
+    return table
