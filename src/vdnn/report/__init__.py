@@ -1,7 +1,9 @@
 """What happened and what was planned, as data first and text second.
 
 Enters: Graph, Plan, Timeline. Leaves: versioned records (`record.py`, `memory.py`), then text for a terminal
-(`text.py`, `plot.py`). The one idea: a rendering reads the record and nothing else, so whatever the terminal shows is in the JSON.
+(`text.py`, `plot.py`). The one idea: a rendering reads the record and nothing else, so whatever the terminal shows is
+in the JSON.
+
 Nothing here imports torch. The package is callable too: `vdnn.report(model)` is `vdnn.api.report`; `vdnn/__init__.py`
 has the note that says how.
 """

@@ -1,8 +1,8 @@
 """Where the memory of a planned training step goes: the peak and what fills it, the layers, the curve over the steps.
 
 Enters: a `Plan`. Leaves: a frozen, versioned `MemoryProfile` and its JSON; `text.py` and `plot.py` draw it. This is
-what `vdnn inspect` shows, and what the first figures of vDNN (Rhu et al., MICRO 2016) showed for their networks: feature
-maps fill most of the memory, and each layer's own maps are used early in forward and again late in backward.
+what `vdnn inspect` shows, and what the first figures of vDNN (Rhu et al., MICRO 2016) showed for their networks:
+feature maps fill most of the memory, and each layer's own maps are used early in forward and again late in backward.
 
 The one idea: the timeline says how many bytes of each role are alive, the graph says which storages those are.
 """

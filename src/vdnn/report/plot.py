@@ -1,8 +1,8 @@
 """A curve of device bytes as a few lines of text.
 
-Enters: a `Curve` of `memory.py`. Leaves: lines that fit the width, readable without colour: each band has its own shade,
-the phases are bracketed below the axis, the peak has a mark. Feature maps are drawn with eighth blocks, so their edge is
-eight times finer than a line; the other bands round to half a line.
+Enters: a `Curve` of `memory.py`. Leaves: lines that fit the width, readable without colour: each band has its own
+shade, the phases are bracketed below the axis, the peak has a mark. Feature maps are drawn with eighth blocks, so their
+edge is eight times finer than a line; the other bands round to half a line.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from vdnn.units import format_nbytes
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 SHADES = {PERSISTENT: "░", FEATURE_MAPS: "█", TRANSIENT: "▒"}
 LEGEND = (
-    f"{SHADES[PERSISTENT]} parameters, state, inputs   {SHADES[FEATURE_MAPS]} feature maps   "
-    f"{SHADES[TRANSIENT]} gradients, workspaces, outputs"
+    f"{SHADES[PERSISTENT]} parameters, inputs   {SHADES[FEATURE_MAPS]} feature maps   "
+    f"{SHADES[TRANSIENT]} gradients, workspaces"
 )
 GUTTER = 12  # "1023.99 MiB" and a space
 

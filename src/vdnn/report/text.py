@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +22,7 @@ from vdnn.units import format_nbytes, format_seconds
 
 PLAIN_WIDTH = 80
 BAR_COLUMNS = 24
+NUMBER_COLUMNS = 32  # what dtype, bytes and the gaps between five columns take of a line
 BAND_STYLES = dict(zip(SHADES.values(), ("cyan", "green", "yellow"), strict=True))
 
 
@@ -31,7 +31,7 @@ def as_text(renderable: RenderableType, width: int = PLAIN_WIDTH) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
     console.print(renderable)
     assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())
+    return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
 
 
 def report_view(report: Report) -> RenderableType:
@@ -41,18 +41,18 @@ def report_view(report: Report) -> RenderableType:
     if len(report.pieces) > 1:
         parts.append(_pieces_note(report))
     parts += [role_comparison(piece) for piece in _largest_pieces(report)]
-    return Group(*parts)
+    return _sections(*parts)
 
 
 def profile_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
     """A planned step: the headline, memory by role, the curve, the peak's storages, the largest layers."""
-    return Group(
-        _title(f"{profile.name} on {profile.hardware}, strategy {profile.strategy}"),
-        _headline(profile),
+    title = _title(f"{profile.name} on {profile.hardware}, strategy {profile.strategy}")
+    return _sections(
+        Group(title, _headline(profile)),
         roles_table(profile.predicted),
         plot_view(profile, width),
-        residents_table(profile),
-        layers_table(profile),
+        residents_table(profile, width),
+        layers_table(profile, width),
     )
 
 
@@ -95,24 +95,26 @@ def roles_table(summary: TimelineSummary) -> Table:
     return table
 
 
-def residents_table(profile: MemoryProfile) -> Table:
-    """The largest storages alive at the peak."""
+def residents_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
+    """The largest storages alive at the peak. Names give way from their front when the terminal is narrow."""
     step, more = _peak_name(profile.predicted), profile.num_residents - len(profile.residents)
     table = _table("alive at the peak", "made in", ">shape", "dtype", ">bytes")
-    table.title = f"The peak is at {step}"
-    for resident in profile.residents:
-        table.add_row(*_resident_row(resident))
+    rows = [_resident_row(resident) for resident in profile.residents]
+    room = width - NUMBER_COLUMNS - max((len(shape) for _, _, shape, _, _ in rows), default=0)
+    for name, module, *numbers in rows:
+        table.add_row(shorten(name, max(room - len(module), room // 2)), shorten(module, room // 2), *numbers)
     if more > 0:
         rest = profile.predicted.peak_nbytes - sum(resident.nbytes for resident in profile.residents)
         table.add_row(f"{more} smaller", "", "", "", format_nbytes(rest))
-    return table
+    return Group(Text(f"The peak is at {step}.", style="bold"), table)
 
 
-def layers_table(profile: MemoryProfile) -> Table:
+def layers_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Table:
     """The modules that stash most for backward."""
     table = _table("largest layers, by stashed bytes", ">storages", ">bytes", ">share", "")
     for layer in profile.layers:
-        table.add_row(*_layer_row(layer, profile.stashed_nbytes))
+        name, *numbers = _layer_row(layer, profile.stashed_nbytes)
+        table.add_row(shorten(name, width - NUMBER_COLUMNS - BAR_COLUMNS), *numbers)
     more = profile.num_layers - len(profile.layers)
     if more > 0:
         rest = profile.stashed_nbytes - sum(layer.stashed_nbytes for layer in profile.layers)
@@ -125,7 +127,7 @@ def plot_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableTyp
     text = Text("\n".join(plot(profile.curve, width=width)), no_wrap=True, overflow="crop")
     for shade, style in BAND_STYLES.items():
         text.highlight_regex("[▁▂▃▄▅▆▇█]+" if shade == "█" else f"{shade}+", style)
-    return Padding(text, (1, 0, 0, 0))
+    return text
 
 
 def bar(share: float, columns: int = BAR_COLUMNS) -> str:
@@ -134,6 +136,11 @@ def bar(share: float, columns: int = BAR_COLUMNS) -> str:
     if share > 0 and eighths == 0:
         eighths = 1
     return "█" * (eighths // 8) + ("", "▏", "▎", "▍", "▌", "▋", "▊", "▉")[eighths % 8]
+
+
+def shorten(name: str, columns: int) -> str:
+    """The end of a name that is too long: module paths differ there."""
+    return name if len(name) <= columns else "…" + name[len(name) - max(columns - 1, 1) :]
 
 
 def _comparison_rows(piece: Piece) -> Iterable[tuple[str, str, str, str]]:
@@ -222,13 +229,18 @@ def _plural(role: str) -> str:
     return "optimizer state" if role == Role.OPTIMIZER_STATE else f"{role}s"
 
 
+def _sections(*parts: RenderableType) -> RenderableType:
+    """One under the other with a blank line between."""
+    return Group(*(line for part in parts for line in ("", part)))
+
+
 def _title(words: str) -> Text:
     return Text(words, style="bold underline")
 
 
 def _table(*headers: str) -> Table:
     """A table with quiet lines; a header that starts with `>` is right-aligned."""
-    table = Table(box=SIMPLE_HEAD, title_justify="left", title_style="bold", pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for header in headers:
         table.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left")
     return table
