@@ -1,0 +1,48 @@
+# Everything a newcomer needs, one word each. `make demo` and `make test` set the project up first if that is not done yet.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+# Two worker processes with one torch thread each beat one process with two threads: the suite is many small tensors.
+TEST_WORKERS ?= 2
+TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+help: ## Say what each target does
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## Make .venv and install vdnn with its development tools; instant when nothing changed
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "vdnn needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make setup PYTHON=python3.11" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: setup ## Look into VGG-16 without allocating it, then train a network and compare it with plain PyTorch bit for bit
+	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
+	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --image-size 64 --verify
+
+test: setup ## Run all tests
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_WORKERS)
+
+check: setup ## Formatting, lint, types, spelling
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/codespell
+
+format: setup ## Rewrite files the way `make check` wants them
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup ## Measure vdnn against plain PyTorch, interleaved in one run, and print the ratios
+	@set -e; for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+clean: ## Remove what `make` made
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info
