@@ -1,0 +1,253 @@
+"""From a tidy joint graph to `ir.Graph`.
+
+Enters: a joint fx graph in execution order, and what its inputs are. Leaves: a `Lowered`: the graph in our own vocabulary, and for each of its
+steps the fx node that runs it, which is all that rewriting needs to find its way back.
+
+The one idea: storages are told apart by the fake tensors' own storages, so views and aliases are seen as PyTorch sees them. A result of
+an in-place op lives in the storage it was written to, whatever storage the tracer invented for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from vdnn.capture.nodes import (
+    StorageKey,
+    descriptor_of,
+    is_getitem,
+    is_op,
+    is_tangent,
+    is_view,
+    module_paths,
+    output_descriptors,
+    phase_of,
+    storage_key,
+    tensor_of,
+    tensors_of,
+    value_of,
+)
+from vdnn.capture.traits import named_arguments, needs_of, traits_of
+from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """What a placeholder of the joint graph is to the model."""
+
+    name: str
+    role: Role
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """`nodes[t]` runs step t of `graph`. `value_of_node` finds the value of any node with a single tensor result."""
+
+    graph: Graph
+    nodes: tuple[fx.Node, ...]
+    value_of_node: Mapping[fx.Node, int]
+
+
+@dataclass
+class _Builder:
+    """Values and storages as they are met. Storage roles are settled as soon as something says what a storage is for."""
+
+    values: list[Value] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    nbytes: list[int] = field(default_factory=list)
+    roles: list[Role] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    members: list[list[int]] = field(default_factory=list)
+    storage_of: dict[StorageKey, int] = field(default_factory=dict)
+
+    def storage(self, tensor: torch.Tensor, name: str, role: Role) -> int:
+        key = storage_key(tensor)
+        if key not in self.storage_of:
+            self.storage_of[key] = len(self.names)
+            self.names.append(name)
+            self.nbytes.append(tensor.untyped_storage().nbytes())
+            self.roles.append(role)
+            self.dtypes.append(_dtype_name(tensor))
+            self.members.append([])
+        return self.storage_of[key]
+
+    def value(self, tensor: torch.Tensor, name: str, role: Role) -> int:
+        storage = self.storage(tensor, name, role)
+        value = len(self.values)
+        self.values.append(Value(name, storage, tuple(tensor.shape), _dtype_name(tensor)))
+        self.members[storage].append(value)
+        return value
+
+    def lives_in(self, tensor: torch.Tensor, storage: int) -> None:
+        self.storage_of[storage_key(tensor)] = storage
+
+    def storages(self) -> tuple[Storage, ...]:
+        columns = zip(self.names, self.nbytes, self.roles, self.dtypes, self.members, strict=True)
+        return tuple(Storage(name, nbytes, role, dtype, tuple(m)) for name, nbytes, role, dtype, m in columns)
+
+
+def lower(
+    joint: fx.GraphModule, inputs: Mapping[fx.Node, InputInfo], num_forward_outputs: int, *, name: str = "step"
+) -> Lowered:
+    """The joint graph as storages, values and ops. Placeholders that `inputs` does not describe are plain inputs."""
+    builder = _Builder()
+    value_of_node: dict[fx.Node, int] = {}
+    results: dict[fx.Node, list[int | None]] = {}
+    ops: list[Op] = []
+    nodes: list[fx.Node] = []
+    graph_inputs: list[int] = []
+    tangents: list[int] = []
+    modules = module_paths(joint.graph)
+
+    for node in joint.graph.nodes:
+        if node.op in ("placeholder", "get_attr"):
+            tensor = tensor_of(node)
+            if tensor is None:
+                continue
+            default_role = Role.GRADIENT_MAP if is_tangent(node) else Role.BUFFER if node.op == "get_attr" else Role.INPUT
+            info = inputs.get(node, InputInfo(node.name, default_role))
+            value = builder.value(tensor, info.name, info.role)
+            value_of_node[node] = value
+            (tangents if is_tangent(node) else graph_inputs).append(value)
+        elif is_getitem(node):
+            source, position = node.args
+            value_or_none = results.get(source, [])[position] if source in results else None  # type: ignore[index]
+            if value_or_none is not None:
+                value_of_node[node] = value_or_none
+        elif is_op(node):
+            op, written = _lower_op(node, builder, value_of_node, modules[node])
+            ops.append(op)
+            nodes.append(node)
+            results[node] = written
+            if tensor_of(node) is not None and written[0] is not None:
+                value_of_node[node] = written[0]
+
+    output = joint.graph.output_node()
+    names = {descriptor_of(node): info.name for node, info in inputs.items()}
+    held = _settle_outputs(output, num_forward_outputs, builder, value_of_node, names)
+    graph = Graph(name, tuple(ops), tuple(builder.values), builder.storages(), tuple(graph_inputs), tuple(tangents), held)
+    return Lowered(graph, tuple(nodes), value_of_node)
+
+
+def _lower_op(
+    node: fx.Node, builder: _Builder, value_of_node: Mapping[fx.Node, int], module: str
+) -> tuple[Op, list[int | None]]:
+    phase = phase_of(node) or Phase.FORWARD
+    role = Role.FEATURE_MAP if phase is Phase.FORWARD else Role.GRADIENT_MAP
+    mutated = _mutated(node)
+    tensors = tensors_of(node)
+    # A mutable op returns what it was told to write into: those results live where the arguments live.
+    returned = [source for source in mutated if _is_returned(node)]
+    for tensor, source in zip((t for t in tensors if t is not None), returned, strict=False):
+        builder.lives_in(tensor, builder.values[value_of_node[source]].storage)
+    written: list[int | None] = [
+        None if tensor is None else builder.value(tensor, _result_name(node, position, len(tensors)), role)
+        for position, tensor in enumerate(tensors)
+    ]
+    effects = [
+        builder.value(tensor_of(source), f"{node.name}.{source.name}", role)  # type: ignore[arg-type]
+        for source in mutated
+        if source not in returned
+    ]
+    traits = traits_of(node.target)
+    if is_view(node):
+        traits |= {Trait.VIEW}
+    op = Op(
+        name=node.name,
+        target=_target_name(node),
+        phase=phase,
+        module=module,
+        reads=_reads(node, value_of_node),
+        writes=tuple(value for value in written if value is not None) + tuple(effects),
+        flops=_flops(node),
+        traits=traits,
+    )
+    return op, written
+
+
+def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int]) -> tuple[Read, ...]:
+    """Each value once, with the most that any of the arguments it stands in needs of it."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return tuple(Read(value_of_node[source]) for source in node.all_input_nodes if source in value_of_node)
+    arguments = named_arguments(node.target, node.args, node.kwargs)
+    needs = needs_of(node.target, arguments)
+    reads: dict[int, Need] = {}
+    for name, argument in arguments.items():
+        for source in _nodes_in(argument):
+            if source in value_of_node:
+                value, need = value_of_node[source], needs.get(name, Need.ALL)
+                reads[value] = need if reads.get(value, need) == need else Need.ALL
+    return tuple(Read(value, need) for value, need in reads.items())
+
+
+def _nodes_in(argument: object) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.map_arg(argument, lambda node: (found.append(node), node)[1])  # type: ignore[arg-type]
+    return found
+
+
+def _mutated(node: fx.Node) -> list[fx.Node]:
+    """The arguments a node writes into, in schema order."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    arguments = named_arguments(node.target, node.args, node.kwargs)
+    written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    return [source for name in written for source in _nodes_in(arguments.get(name))]
+
+
+def _is_returned(node: fx.Node) -> bool:
+    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
+    return any(r.alias_info is not None and r.alias_info.is_write for r in node.target._schema.returns)
+
+
+def _settle_outputs(
+    output: fx.Node,
+    num_forward_outputs: int,
+    builder: _Builder,
+    value_of_node: Mapping[fx.Node, int],
+    input_names: Mapping[object, str],
+) -> tuple[int, ...]:
+    """Name the roles of what the step hands out, and list it: outputs of the forward, then gradients."""
+    outputs: Sequence[object] = output.args[0]  # type: ignore[assignment]
+    descriptors = output_descriptors(output)
+    held: list[int] = []
+    for position, node in enumerate(outputs):
+        if not isinstance(node, fx.Node) or node not in value_of_node:
+            continue
+        value = value_of_node[node]
+        storage = builder.values[value].storage
+        held.append(value)
+        if builder.roles[storage] in (Role.FEATURE_MAP, Role.GRADIENT_MAP):
+            is_gradient = position >= num_forward_outputs
+            builder.roles[storage] = Role.GRADIENT if is_gradient else Role.OUTPUT
+            if is_gradient and position < len(descriptors):
+                of = getattr(descriptors[position], "grad_of", None)
+                builder.names[storage] = f"gradient of {input_names.get(of, node.name)}"
+    return tuple(dict.fromkeys(held))
+
+
+def _result_name(node: fx.Node, position: int, count: int) -> str:
+    return node.name if count == 1 else f"{node.name}.{position}"
+
+
+def _target_name(node: fx.Node) -> str:
+    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _flops(node: fx.Node) -> int:
+    """PyTorch's own counts for matrix products, convolutions and attention; one per result element for everything else."""
+    if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
+        return 0
+    counter = flop_registry.get(node.target.overloadpacket)
+    if counter is not None:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)  # type: ignore[misc]
+        return int(counter(*args, **kwargs, out_val=value_of(node)))
+    return sum(tensor.numel() for tensor in tensors_of(node) if tensor is not None)

@@ -1,0 +1,148 @@
+"""The one reader of `fx.Node.meta`: what PyTorch's tracers wrote there, as plain answers.
+
+Enters: nodes of a joint forward+backward graph made by AOTAutograd. Leaves: their fake tensors, their storages, their phase, the module
+they came from. Everything downstream asks here, so a change in PyTorch's metadata is a change in this file.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses import FakeTensor
+
+from vdnn.capture.traits import traits_of
+from vdnn.ir import Phase, Trait
+
+StorageKey = Hashable
+
+_DYNAMO_ROOT = re.compile(r"^(L\['[^']*'\]|G\['[^']*'\]|self)\.?")
+"""Dynamo writes module paths from the frame's local variable on: L['self'].layer1. We want layer1."""
+
+
+def value_of(node: fx.Node) -> Any:
+    """What the tracer saw this node return: a fake tensor, a tuple of them with None for holes, a number, or None."""
+    return node.meta.get("val")
+
+
+def set_value(node: fx.Node, value: Any) -> None:
+    node.meta["val"] = value
+
+
+def tensors_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
+    """The tensors a node returns, by position; None where it returns something else."""
+    value = value_of(node)
+    items = value if isinstance(value, (tuple, list)) else (value,)
+    return tuple(item if isinstance(item, torch.Tensor) else None for item in items)
+
+
+def tensor_of(node: fx.Node) -> torch.Tensor | None:
+    value = value_of(node)
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def storage_key(tensor: torch.Tensor) -> StorageKey:
+    """Equal for two tensors exactly if they share memory. Fake tensors of views share their fake storage, so this sees all aliases."""
+    return tensor.untyped_storage()._cdata
+
+
+def storage_keys(node: fx.Node) -> Iterator[StorageKey]:
+    for tensor in tensors_of(node):
+        if tensor is not None:
+            yield storage_key(tensor)
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def is_op(node: fx.Node) -> bool:
+    """Does something at run time. `getitem` only names one of several results."""
+    return node.op == "call_function" and not is_getitem(node)
+
+
+def is_view(node: fx.Node) -> bool:
+    """A node whose results are looks at its inputs' storages and that computes nothing. Decided by aliasing, not by name."""
+    if is_getitem(node):
+        return is_view(node.all_input_nodes[0])
+    if node.op != "call_function" or {Trait.IN_PLACE, Trait.MUST_KEEP} & traits_of(node.target):
+        return False
+    sources = {key for source in node.all_input_nodes for key in storage_keys(source)}
+    results = list(storage_keys(node))
+    return bool(results) and all(key in sources for key in results)
+
+
+def phase_of(node: fx.Node) -> Phase | None:
+    """The phase AOTAutograd recorded while tracing; None for nodes it did not tag."""
+    tag = node.meta.get("partitioner_tag")
+    if tag in ("is_forward", "must_be_in_forward"):
+        return Phase.FORWARD
+    if tag in ("is_backward", "must_be_in_backward"):
+        return Phase.BACKWARD
+    return None
+
+
+def set_phase(node: fx.Node, phase: Phase) -> None:
+    node.meta["partitioner_tag"] = f"is_{phase}"
+
+
+def is_tangent(node: fx.Node) -> bool:
+    return node.op == "placeholder" and phase_of(node) is Phase.BACKWARD
+
+
+def copy_meta(source: fx.Node, target: fx.Node) -> None:
+    target.meta.update(source.meta)
+
+
+def descriptor_of(placeholder: fx.Node) -> Any:
+    """AOTAutograd's description of an input: a parameter with its name, a buffer, a plain argument with its position, a tangent."""
+    return placeholder.meta.get("desc")
+
+
+def output_descriptors(output: fx.Node) -> list[Any]:
+    return list(output.meta.get("desc") or [])
+
+
+def _deepest_module(stack: Any) -> str:
+    if not stack:
+        return ""
+    path = str(list(stack.values())[-1][0])
+    return _DYNAMO_ROOT.sub("", path).replace("._modules", "")
+
+
+def module_paths(graph: fx.Graph) -> dict[fx.Node, str]:
+    """The module each node came from. A backward node belongs to the module of the forward node with its sequence number."""
+    by_sequence: dict[int, str] = {}
+    paths: dict[fx.Node, str] = {}
+    for node in graph.nodes:
+        sequence = node.meta.get("seq_nr", -1)
+        path = _deepest_module(node.meta.get("nn_module_stack"))
+        if phase_of(node) is Phase.FORWARD:
+            if node.op == "call_function" and path:
+                by_sequence.setdefault(sequence, path)
+        else:
+            path = _deepest_module(node.meta.get("fwd_nn_module_stack")) or by_sequence.get(sequence, "")
+        paths[node] = path
+    return paths
+
+
+def set_output_descriptors(output: fx.Node, descriptors: list[Any]) -> None:
+    output.meta["desc"] = descriptors
+
+
+def is_unchecked_save(node: fx.Node) -> bool:
+    """Stashed by a user's autograd.Function as an attribute, which eager does not check for later in-place changes."""
+    return bool(node.meta.get("saved_tensor_with_no_vc_check", False))
+
+
+def fake_mode_of(graph: fx.Graph) -> Any:
+    """The mode under which the graph's fake tensors were made."""
+    for node in graph.nodes:
+        for tensor in tensors_of(node):
+            if isinstance(tensor, FakeTensor):
+                return tensor.fake_mode
+    raise AssertionError("a traced graph without a single tensor cannot be split into forward and backward")

@@ -1,0 +1,36 @@
+"""From a graph to a Python function that lets go of every tensor at its last use.
+
+Enters: a graph module. Leaves: a function of one list, which it empties. With ordinary arguments the caller's frame
+would keep every saved tensor alive through the whole backward pass; a list that the function empties keeps none.
+`marked` is the same program with a call before every step, for a run that is watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+from torch.fx.graph import _BoxedCodeGen
+
+from vdnn.rewrite.halves import Half
+from vdnn.runtime.steps import mark
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
+
+
+def boxed(module: fx.GraphModule) -> Boxed:
+    module.graph.set_codegen(_BoxedCodeGen())
+    module.recompile()
+    return module.forward
+
+
+def marked(half: Half) -> Boxed:
+    """The same nodes in the same order, each step announced before it runs."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in half.module.graph.nodes:
+        if node in half.step_of:
+            graph.call_function(mark, (half.step_of[node],))
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return boxed(fx.GraphModule(half.module, graph))

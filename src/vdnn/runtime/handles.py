@@ -1,0 +1,40 @@
+"""How a backward pass finds what its forward pass left behind.
+
+Enters: any object at forward time. Leaves: a tensor of one int64, which autograd saves like every other tensor; at backward time the
+number in it finds the object. The object lives exactly as long as the tensor's memory: when autograd drops the graph (after backward, or
+without one, or because of an exception) the storage dies and a finalizer forgets the object. Nothing leaks, with or without garbage collection,
+for several forwards before a backward, for `retain_graph=True`, and from any thread.
+
+Note [Cloned handles]: a saved-tensor hook that stores copies lets the original die, and with it the object. The number then leads nowhere;
+whoever needs the object raises `LostHandle`, whoever can do without goes on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any
+
+import torch
+
+_objects: dict[int, Any] = {}
+_numbers = itertools.count(1)
+
+
+def issue(obj: Any) -> torch.Tensor:
+    """A handle to `obj`, valid for as long as the returned tensor's storage is."""
+    number = next(_numbers)
+    handle = torch.tensor([number], dtype=torch.int64)
+    _objects[number] = obj
+    weakref.finalize(handle.untyped_storage(), _objects.pop, number, None).atexit = False
+    return handle
+
+
+def redeem(handle: torch.Tensor) -> Any | None:
+    """The object behind a handle, or None when its storage is gone."""
+    return _objects.get(int(handle))
+
+
+def num_alive() -> int:
+    """How many objects wait for their backward. Returns to what it was once the graphs are gone."""
+    return len(_objects)
