@@ -1,11 +1,11 @@
 """What can be done with a storage between two uses, and a decision to do it.
 
-The one idea: **memory is decided by position, never by timing**. An action names steps: after `leave` the storage gives up its bytes on
-the device, before `back` it is whole again. The runtime frees and fetches at those positions and waits if a copy is late,
-so the peak is a property of the plan whatever the disk or the bus does.
+The one idea: **memory is decided by position, never by timing**. An action names steps: after `leave` the storage gives
+up its bytes on the device, before `back` it is whole again. The runtime frees and fetches at those positions and waits
+if a copy is late, so the peak is a property of the plan whatever the disk or the bus does.
 
-A storage may have several decisions as long as their gaps do not overlap (encoded through one gap, recomputed after another).
-A storage without a decision is kept.
+A storage may have several decisions as long as their gaps do not overlap (encoded through one gap, recomputed after
+another). A storage without a decision is kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """Copied to `tier` once final, freed after `leave`; its bytes are taken and the copy back starts before `fetch`; whole before `back`."""
+    """Copied to `tier` once final, freed after `leave`; its bytes are taken and the copy back starts before `fetch`;
+    whole before `back`.
+    """
 
     kind: ClassVar[str] = "offload"
     tier: str
@@ -75,7 +77,9 @@ class Encode:
 class EncodeOffload:
     """Encoded after `leave`, the encoded bytes copied to `tier`, fetched from `fetch` on, decoded before `back`.
 
-    The encoded buffer stays on the device until its copy out is done, which the plan places at step `sent` (freed after it)."""
+    The encoded buffer stays on the device until its copy out is done, which the plan places at step `sent` (freed after
+    it).
+    """
 
     kind: ClassVar[str] = "encode-offload"
     codec: str
@@ -91,7 +95,9 @@ class EncodeOffload:
     def __post_init__(self) -> None:
         _require_gap(self.leave, self.fetch, self.back)
         if not self.leave <= self.sent < self.fetch:
-            raise ValueError(f"the encoded copy must leave within the gap: leave={self.leave}, sent={self.sent}, fetch={self.fetch}")
+            raise ValueError(
+                f"the encoded copy must leave within the gap: leave={self.leave}, sent={self.sent}, fetch={self.fetch}"
+            )
 
 
 Action = Keep | Drop | Recompute | Offload | Encode | EncodeOffload

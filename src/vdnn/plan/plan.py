@@ -1,11 +1,12 @@
 """A plan: the problem it answers and one decision per storage that is not simply kept.
 
-Enters: decisions from a strategy. Leaves: figures (through the simulator), text, JSON. A plan carries its whole problem, so that it
-can be mailed to a colleague and re-checked there.
+Enters: decisions from a strategy. Leaves: figures (through the simulator), text, JSON. A plan carries its whole
+problem, so that it can be mailed to a colleague and re-checked there.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from vdnn.plan.actions import Decision
 from vdnn.plan.problem import Problem
 from vdnn.plan.timeline import Timeline
+from vdnn.units import format_nbytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,24 @@ class Plan:
     @property
     def step_time_s(self) -> float:
         return self.timeline.duration_s
+
+    def __str__(self) -> str:
+        """A few lines: what was asked, what it comes to, and what fills the peak."""
+        graph, timeline = self.problem.graph, self.timeline
+        kinds = Counter(decision.action.kind for decision in self.decisions)
+        roles = timeline.by_role(timeline.peak_at) if timeline.labels else {}
+        budget_nbytes = self.problem.budget_nbytes
+        asked = "no budget" if budget_nbytes is None else f"budget {format_nbytes(budget_nbytes)}"
+        took = f"step time {format_seconds(self.step_time_s)} (stalls {format_seconds(timeline.stall_s)})"
+        lines = [
+            f"{graph.name}: {self.strategy} on {self.problem.hardware.name}, {len(graph)} steps, {asked}",
+            f"peak {format_nbytes(self.peak_nbytes)}, {took}",
+            "decisions: "
+            + (", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none, everything is kept"),
+            "at the peak: "
+            + (", ".join(f"{format_nbytes(nbytes)} {role}" for role, nbytes in roles.items()) or "nothing"),
+        ]
+        return "\n".join(lines)
 
     def save(self, path: str | Path) -> Path:
         """Write the plan with its problem as JSON."""

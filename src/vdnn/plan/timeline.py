@@ -1,7 +1,8 @@
 """What happens over one training step: bytes per tier, split by role, at every step, and when each lane is busy.
 
-One type for both sides: `simulate` makes one from a plan, the runtime makes one from a real step, and the report lays them
-side by side. Lanes are "compute" and one per link direction ("device->host"); an interval carries the position of its instruction.
+One type for both sides: `simulate` makes one from a plan, the runtime makes one from a real step, and the report lays
+them side by side. Lanes are "compute" and one per link direction ("device->host"); an interval carries the position of
+its instruction.
 """
 
 from __future__ import annotations

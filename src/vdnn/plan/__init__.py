@@ -1,0 +1,48 @@
+"""The planner: a problem becomes a plan, and the plan is priced, checked, written down and read back.
+
+Nothing here imports torch. Read in this order: `problem.py` (what is asked), `actions.py` (what can be done), `plan.py`
+(the answer), `schedule.py` (the program it stands for), `simulate.py` (what that holds and takes), `validate.py`
+(whether it may), `strategies/` (who decides).
+"""
+
+from vdnn.plan.actions import ACTIONS, Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
+from vdnn.plan.infeasible import infeasible
+from vdnn.plan.listing import listing
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.schedule import Instruction, Kind, schedule
+from vdnn.plan.serialize import from_json, load, save, to_json
+from vdnn.plan.simulate import simulate
+from vdnn.plan.strategies import STRATEGIES, solve
+from vdnn.plan.timeline import Lane, Timeline
+from vdnn.plan.validate import check, violations
+
+__all__ = [
+    "ACTIONS",
+    "STRATEGIES",
+    "Action",
+    "Decision",
+    "Drop",
+    "Encode",
+    "EncodeOffload",
+    "Instruction",
+    "Keep",
+    "Kind",
+    "Lane",
+    "Offload",
+    "Plan",
+    "Problem",
+    "Recompute",
+    "Timeline",
+    "check",
+    "from_json",
+    "infeasible",
+    "listing",
+    "load",
+    "save",
+    "schedule",
+    "simulate",
+    "solve",
+    "to_json",
+    "violations",
+]

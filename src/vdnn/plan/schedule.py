@@ -1,0 +1,192 @@
+"""A plan, written out as the program that runs it.
+
+Enters: a plan. Leaves: one tuple of instructions in execution order, which the simulator prices and the graph rewriter
+turns into code: two readers of one program cannot disagree about what happens when. The one idea: **a decision is a few
+positions**, and this file alone says in which order the things that share a position happen.
+
+Around step t the order is
+1. FETCH: bytes are taken and copies back begin, for decisions with `fetch == t`;
+2. what must be whole for step t: REPLAYs in op order, each op once, and ARRIVE / DECODE as late as the replays and step
+   t allow;
+3. RUN of op t;
+4. SEND of the storages that nothing writes any more before they leave;
+5. LEAVE of what gives up its bytes, then ENCODE (and its SEND), then LEAVE of encoded buffers whose copy out is placed
+   here.
+
+LEAVE stands before ENCODE because an encoder holds both forms at once: what can go first should be gone by then.
+Without decisions the program is one RUN per op.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vdnn.ir import Graph, Trait
+from vdnn.plan.actions import Drop, Encode, EncodeOffload, Offload, Recompute
+from vdnn.plan.plan import Plan
+
+
+class Kind(StrEnum):
+    RUN = "run"  # op runs for the first time
+    REPLAY = "replay"  # op runs again; only the storages in `keeps` stay, its other outputs vanish with the instruction
+    SEND = "send"  # the copy out of the storage (or of its encoded buffer) starts
+    LEAVE = "leave"  # wait for the copy out, if there is one, then free the storage (or its encoded buffer)
+    FETCH = "fetch"  # take the bytes of the storage (or of its encoded buffer) and start the copy back
+    ARRIVE = "arrive"  # wait for the copy back
+    ENCODE = "encode"  # write the encoded buffer, then free the storage
+    DECODE = "decode"  # take the storage's bytes, fill them from the encoded buffer, then free the buffer
+
+
+@dataclass(frozen=True, slots=True)
+class Instruction:
+    """`op` is set for RUN and REPLAY, `storage` for all others, `decision` (a position in the plan) for all but RUN;
+    else -1.
+    """
+
+    kind: Kind
+    step: int
+    op: int = -1
+    storage: int = -1
+    decision: int = -1
+    keeps: tuple[int, ...] = ()
+
+    def label(self, graph: Graph) -> str:
+        """What a reader of a timeline sees: an op's own name, or a verb and what it is done to."""
+        if self.kind is Kind.RUN:
+            return graph.ops[self.op].name
+        return f"{self.kind} {graph.ops[self.op].name if self.op >= 0 else graph.storages[self.storage].name}"
+
+
+def schedule(plan: Plan) -> tuple[Instruction, ...]:
+    """The plan as a linear program."""
+    agenda = _agenda(plan)
+    busy = agenda.steps()
+    program: list[Instruction] = []
+    for step in range(len(plan.problem.graph)):
+        if step not in busy:  # most steps of most plans
+            program.append(Instruction(Kind.RUN, step, step))
+            continue
+        program += (_of(plan, Kind.FETCH, step, position) for position in agenda.fetch[step])
+        program += _made_whole(plan, agenda, step)
+        program.append(Instruction(Kind.RUN, step, step))
+        program += _given_up(plan, agenda, step)
+    return tuple(program)
+
+
+class _Agenda:
+    """What is due at each step, as positions of decisions in the order of the plan."""
+
+    def __init__(self) -> None:
+        self.fetch: defaultdict[int, list[int]] = defaultdict(list)
+        self.back: defaultdict[int, list[int]] = defaultdict(list)
+        self.final: defaultdict[int, list[int]] = defaultdict(list)
+        self.leave: defaultdict[int, list[int]] = defaultdict(list)
+        self.encode: defaultdict[int, list[int]] = defaultdict(list)
+        self.sent: defaultdict[int, list[int]] = defaultdict(list)
+        self.replay: defaultdict[int, dict[int, list[int]]] = defaultdict(
+            dict
+        )  # step -> op -> decisions that ask for it
+
+    def steps(self) -> set[int]:
+        """Every step at which more than its op happens."""
+        return set().union(self.fetch, self.back, self.final, self.leave, self.encode, self.sent, self.replay)
+
+
+def _agenda(plan: Plan) -> _Agenda:
+    agenda = _Agenda()
+    writers = _writers(plan)
+    begins = _residency_begins(plan)
+    for position, decision in enumerate(plan.decisions):
+        match decision.action:
+            case Drop(leave):
+                agenda.leave[leave].append(position)
+            case Recompute(leave, back):
+                agenda.leave[leave].append(position)
+                for op in (step for step, _ in writers[decision.storage] if step <= leave):
+                    agenda.replay[back].setdefault(op, []).append(position)
+            case Offload(_, leave, fetch, back):
+                written = [step for step, is_content in writers[decision.storage] if is_content and step <= leave]
+                agenda.final[max([begins[position], *written[-1:]])].append(position)
+                agenda.leave[leave].append(position)
+                agenda.fetch[fetch].append(position)
+                agenda.back[back].append(position)
+            case Encode(leave=leave, back=back):
+                agenda.encode[leave].append(position)
+                agenda.back[back].append(position)
+            case EncodeOffload(leave=leave, sent=sent, fetch=fetch, back=back):
+                agenda.encode[leave].append(position)
+                agenda.sent[sent].append(position)
+                agenda.fetch[fetch].append(position)
+                agenda.back[back].append(position)
+    return agenda
+
+
+def _residency_begins(plan: Plan) -> dict[int, int]:
+    """Of each decision: where the residency that it ends began, which is where the storage's gap before it ended."""
+    begins: dict[int, int] = {}
+    back: dict[int, int] = {}
+    for position in sorted(range(len(plan.decisions)), key=lambda p: getattr(plan.decisions[p].action, "leave", -1)):
+        storage = plan.decisions[position].storage
+        begins[position] = back.get(storage, 0)
+        back[storage] = getattr(plan.decisions[position].action, "back", 0)
+    return begins
+
+
+def _writers(plan: Plan) -> dict[int, list[tuple[int, bool]]]:
+    """Of each storage with a decision: the steps that write values of it, and whether the content changes (a view
+    leaves it).
+    """
+    graph = plan.problem.graph
+    writers: dict[int, list[tuple[int, bool]]] = {decision.storage: [] for decision in plan.decisions}
+    if not writers:
+        return writers
+    for step, op in enumerate(graph.ops):
+        for storage in {graph.values[value].storage for value in op.writes}:
+            if storage in writers:
+                writers[storage].append((step, Trait.VIEW not in op.traits))
+    return writers
+
+
+def _made_whole(plan: Plan, agenda: _Agenda, step: int) -> Iterator[Instruction]:
+    """Replays in op order; what comes back by copy or decoder does so right before its first reader among them, or at
+    the end.
+    """
+    graph = plan.problem.graph
+    coming = {plan.decisions[position].storage: position for position in agenda.back[step]}
+    for op, asked in sorted(agenda.replay[step].items()):
+        for read in graph.ops[op].reads:
+            source = graph.values[read.value].storage
+            if source in coming:
+                yield from _return(plan, step, coming.pop(source))
+        keeps = tuple(plan.decisions[position].storage for position in asked)
+        yield Instruction(Kind.REPLAY, step, op=op, decision=asked[0], keeps=keeps)
+    for position in coming.values():
+        yield from _return(plan, step, position)
+
+
+def _return(plan: Plan, step: int, position: int) -> Iterator[Instruction]:
+    action = plan.decisions[position].action
+    if isinstance(action, Offload | EncodeOffload):
+        yield _of(plan, Kind.ARRIVE, step, position)
+    if isinstance(action, Encode | EncodeOffload):
+        yield _of(plan, Kind.DECODE, step, position)
+
+
+def _given_up(plan: Plan, agenda: _Agenda, step: int) -> Iterator[Instruction]:
+    for position in agenda.final[step]:
+        yield _of(plan, Kind.SEND, step, position)
+    for position in agenda.leave[step]:
+        yield _of(plan, Kind.LEAVE, step, position)
+    for position in agenda.encode[step]:
+        yield _of(plan, Kind.ENCODE, step, position)
+        if isinstance(plan.decisions[position].action, EncodeOffload):
+            yield _of(plan, Kind.SEND, step, position)
+    for position in agenda.sent[step]:
+        yield _of(plan, Kind.LEAVE, step, position)
+
+
+def _of(plan: Plan, kind: Kind, step: int, position: int) -> Instruction:
+    return Instruction(kind, step, storage=plan.decisions[position].storage, decision=position)

@@ -1,0 +1,208 @@
+"""A plan as JSON, and back, without losing a bit.
+
+Enters: a plan, or a file that claims to hold one. Leaves: a dict of plain JSON types, a path, or an equal plan. A plan
+carries its whole problem, so a file can be mailed to a colleague and re-checked there. The one idea: tables. Each kind
+of thing is a list of rows whose columns are named once, and words that repeat (targets, modules, dtypes) are numbers
+into one list, so that a step of 70 000 ops stays at a few megabytes.
+
+A file of another schema, another version or with broken contents raises `ForeignPlan`; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from vdnn.cost.table import CostTable, OpCost
+from vdnn.errors import ForeignPlan
+from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
+from vdnn.plan.actions import ACTIONS, Action, Decision
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+
+SCHEMA = "vdnn.plan"
+VERSION = 1
+
+Json = dict[str, Any]
+
+
+def to_json(plan: Plan) -> Json:
+    """The plan with its problem, in JSON's own types."""
+    words = _Words()
+    body = {
+        "strategy": plan.strategy,
+        "budget_nbytes": plan.problem.budget_nbytes,
+        "decisions": [_decision_to_json(decision) for decision in plan.decisions],
+        "hardware": _hardware_to_json(plan.problem.hardware),
+        "graph": _graph_to_json(plan.problem.graph, words),
+        "costs": _table(
+            ("seconds", "workspace_nbytes", "source"),
+            ([cost.seconds, cost.workspace_nbytes, words.number(cost.source)] for cost in plan.problem.costs.ops),
+        ),
+    }
+    return {"schema": SCHEMA, "version": VERSION, **body, "words": words.known()}
+
+
+def from_json(document: Json) -> Plan:
+    """The plan that `to_json` wrote; ForeignPlan when the document is not one."""
+    _require_ours(document)
+    try:
+        word: Callable[[int], str] = document["words"].__getitem__
+        costs = (OpCost(seconds, nbytes, word(source)) for seconds, nbytes, source in document["costs"]["rows"])
+        problem = Problem(
+            _graph_from_json(document["graph"], word),
+            CostTable(tuple(costs)),
+            _hardware_from_json(document["hardware"]),
+            document["budget_nbytes"],
+        )
+        return Plan(problem, document["strategy"], tuple(_decision_from_json(d) for d in document["decisions"]))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as broken:
+        raise ForeignPlan(
+            f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken"
+            f" ({type(broken).__name__}: {broken}). Save the plan again, or make a new one with `vdnn plan`."
+        ) from broken
+
+
+def save(plan: Plan, path: str | Path) -> Path:
+    """Write the plan to `path`; the path, for whoever writes about it."""
+    path = Path(path)
+    path.write_text(json.dumps(to_json(plan), separators=(",", ":")), encoding="utf-8")
+    return path
+
+
+def load(path: str | Path) -> Plan:
+    """The plan that `save` wrote to `path`."""
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as broken:  # both not JSON and not UTF-8
+        raise ForeignPlan(
+            f"{path} does not hold a plan: it is not JSON ({broken}). Plans are written by `plan.save(path)`."
+        ) from broken
+    return from_json(document)
+
+
+def _require_ours(document: Any) -> None:
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        found = document.get("schema") if isinstance(document, dict) else type(document).__name__
+        raise ForeignPlan(
+            f"this is not a saved plan: its schema is {found!r}, a plan's is {SCHEMA!r}."
+            " Plans are written by `plan.save(path)`."
+        )
+    if document.get("version") != VERSION:
+        raise ForeignPlan(
+            f"this plan has version {document.get('version')!r} of {SCHEMA}; this vdnn reads version {VERSION}."
+            " Make the plan again with this vdnn, or read it with the one that wrote it."
+        )
+
+
+class _Words:
+    """Strings that repeat, numbered in the order of their first use."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def number(self, word: str) -> int:
+        return self._numbers.setdefault(word, len(self._numbers))
+
+    def known(self) -> list[str]:
+        return list(self._numbers)
+
+
+def _table(columns: Sequence[str], rows: Any) -> Json:
+    return {"columns": list(columns), "rows": list(rows)}
+
+
+def _graph_to_json(graph: Graph, words: _Words) -> Json:
+    number = words.number
+    ops = (
+        [
+            op.name,
+            number(op.target),
+            number(op.phase),
+            number(op.module),
+            [part for read in op.reads for part in (read.value, number(read.need))],
+            list(op.writes),
+            op.flops,
+            sorted(number(trait) for trait in op.traits),
+        ]
+        for op in graph.ops
+    )
+    values = ([value.name, value.storage, list(value.shape), number(value.dtype)] for value in graph.values)
+    storages = ([s.name, s.nbytes, number(s.role), number(s.dtype), list(s.values)] for s in graph.storages)
+    return {
+        "name": graph.name,
+        "ops": _table(
+            ("name", "target", "phase", "module", "reads: value, need, ...", "writes", "flops", "traits"), ops
+        ),
+        "values": _table(("name", "storage", "shape", "dtype"), values),
+        "storages": _table(("name", "nbytes", "role", "dtype", "values"), storages),
+        "inputs": list(graph.inputs),
+        "tangents": list(graph.tangents),
+        "held": list(graph.held),
+    }
+
+
+def _graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
+    ops = (
+        Op(
+            name=name,
+            target=word(target),
+            phase=Phase(word(phase)),
+            module=word(module),
+            reads=tuple(Read(value, Need(word(need))) for value, need in zip(reads[::2], reads[1::2], strict=True)),
+            writes=tuple(writes),
+            flops=flops,
+            traits=frozenset(Trait(word(trait)) for trait in traits),
+        )
+        for name, target, phase, module, reads, writes, flops, traits in document["ops"]["rows"]
+    )
+    values = (
+        Value(name, storage, tuple(shape), word(dtype)) for name, storage, shape, dtype in document["values"]["rows"]
+    )
+    storages = (
+        Storage(name, nbytes, Role(word(role)), word(dtype), tuple(aliases))
+        for name, nbytes, role, dtype, aliases in document["storages"]["rows"]
+    )
+    inputs, tangents, held = (tuple(document[group]) for group in ("inputs", "tangents", "held"))
+    return Graph(document["name"], tuple(ops), tuple(values), tuple(storages), inputs, tangents, held)
+
+
+def _hardware_to_json(hardware: Hardware) -> Json:
+    return {
+        "name": hardware.name,
+        "flops_per_s": hardware.flops_per_s,
+        "memory_bandwidth_bytes_per_s": hardware.memory_bandwidth_bytes_per_s,
+        "tiers": [[tier.name, tier.nbytes] for tier in hardware.tiers],
+        "links": [[link.source, link.target, link.bandwidth_bytes_per_s, link.latency_s] for link in hardware.links],
+        "launch_s": hardware.launch_s,
+        "sources": [list(source) for source in hardware.sources],
+    }
+
+
+def _hardware_from_json(document: Json) -> Hardware:
+    return Hardware(
+        name=document["name"],
+        flops_per_s=document["flops_per_s"],
+        memory_bandwidth_bytes_per_s=document["memory_bandwidth_bytes_per_s"],
+        tiers=tuple(Tier(*row) for row in document["tiers"]),
+        links=tuple(Link(*row) for row in document["links"]),
+        launch_s=document["launch_s"],
+        sources=tuple((what, where) for what, where in document["sources"]),
+    )
+
+
+def _decision_to_json(decision: Decision) -> Json:
+    return {"storage": decision.storage, "action": _action_to_json(decision.action), "reason": decision.reason}
+
+
+def _action_to_json(action: Action) -> Json:
+    return {"kind": action.kind} | {column.name: getattr(action, column.name) for column in fields(action)}
+
+
+def _decision_from_json(document: Json) -> Decision:
+    action = dict(document["action"])
+    return Decision(document["storage"], ACTIONS[action.pop("kind")](**action), document["reason"])

@@ -1,0 +1,48 @@
+"""The judge of plans: what one training step under a plan holds and takes, without running it.
+
+Enters: a plan. Leaves: a `Timeline` with bytes per tier and role at every instruction and busy intervals of every lane.
+The one idea: bytes follow from positions alone (`residency.py`) and time from queues (`clock.py`); neither asks the
+other, so a slow disk can make a plan late but never bigger. Strategies propose, this disposes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vdnn.plan.clock import lanes
+from vdnn.plan.plan import Plan
+from vdnn.plan.residency import Holding, holdings
+from vdnn.plan.schedule import schedule
+from vdnn.plan.timeline import ROLES, Bytes, Timeline
+
+_ROW = {role: row for row, role in enumerate(ROLES)}
+
+
+def simulate(plan: Plan) -> Timeline:
+    """Bytes and seconds of one training step under the plan."""
+    program = schedule(plan)
+    graph, hardware = plan.problem.graph, plan.problem.hardware
+    held = holdings(plan, program)
+    return Timeline(
+        source="simulated",
+        device=hardware.device.name,
+        labels=tuple(instruction.label(graph) for instruction in program),
+        steps=np.array([instruction.step for instruction in program], dtype=np.int64),
+        nbytes={tier.name: _by_role([h for h in held if h.tier == tier.name], len(program)) for tier in hardware.tiers},
+        lanes=lanes(plan, program),
+    )
+
+
+def _by_role(held: Sequence[Holding], length: int) -> Bytes:
+    """One row per role, one column per instruction: add where a holding begins, take away after it ends, sum up along
+    the way.
+    """
+    change = np.zeros((len(ROLES), length + 1), dtype=np.int64)
+    if held:
+        _, roles, nbytes, first, last, _ = zip(*held, strict=True)
+        rows = np.array([_ROW[role] for role in roles], dtype=np.int64)
+        np.add.at(change, (rows, np.array(first, dtype=np.int64)), np.array(nbytes, dtype=np.int64))
+        np.subtract.at(change, (rows, np.array(last, dtype=np.int64) + 1), np.array(nbytes, dtype=np.int64))
+    return change.cumsum(axis=1)[:, :-1]

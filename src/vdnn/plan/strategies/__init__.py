@@ -1,0 +1,28 @@
+"""Strategies: who decides. One published policy per file, one signature, one table of names.
+
+Enters: a problem and a name. Leaves: a plan. A strategy may decline with `Infeasible`; it may not be wrong, which
+`validate.check` sees to. To add one, write a file with `def solve(problem: Problem) -> Plan` and give it a line in
+`STRATEGIES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vdnn.errors import InvalidInput
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.strategies import keep_all
+
+Strategy = Callable[[Problem], Plan]
+
+STRATEGIES: dict[str, Strategy] = {
+    "keep-all": keep_all.solve,
+}
+
+
+def solve(problem: Problem, strategy: str = "keep-all") -> Plan:
+    """The plan of the named strategy, or InvalidInput with the names there are."""
+    if strategy not in STRATEGIES:
+        raise InvalidInput(f"there is no strategy {strategy!r}. Choose one of: {', '.join(sorted(STRATEGIES))}.")
+    return STRATEGIES[strategy](problem)

@@ -1,0 +1,144 @@
+"""Does a plan keep its promises? Every violation, in words.
+
+Enters: a plan from anywhere: a strategy, a file, a colleague. Leaves: nothing but complaints. The one idea:
+**distrust**. This file and `walk.py` share no code with the simulator, the scheduler or any strategy; the rules that
+need no story stand here, and the rest comes out of walking through the step and asking at each op which storages are
+whole on the device now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+from vdnn.errors import InvalidPlan
+from vdnn.ir import PERSISTENT_ROLES, Role
+from vdnn.plan.actions import Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload
+from vdnn.plan.plan import Plan
+from vdnn.plan.walk import walk
+from vdnn.units import format_nbytes
+
+
+def check(plan: Plan) -> Plan:
+    """The plan itself, or InvalidPlan with every violation."""
+    found = violations(plan)
+    if found:
+        raise InvalidPlan(found)
+    return plan
+
+
+def violations(plan: Plan) -> list[str]:
+    """Every rule that the plan breaks, each as a sentence with names and numbers. Empty: the plan holds."""
+    astray = list(_astray(plan))
+    if astray:  # the other rules would look up positions that do not exist
+        return astray
+    found = [*_not_movable(plan), *_no_such_tier(plan), *_negative_sizes(plan), *_overlaps(plan)]
+    if found:  # a walk would report the same mistakes again, as their consequences
+        return found
+    seen = walk(plan)
+    return [
+        *seen.complaints,
+        *_overfull_tiers(plan, seen.tier_peaks),
+        *_over_budget(plan, seen.peak_nbytes, seen.peak_at),
+    ]
+
+
+def _astray(plan: Plan) -> Iterator[str]:
+    """Decisions about storages or steps that the graph does not have."""
+    graph = plan.problem.graph
+    for position, decision in enumerate(plan.decisions):
+        if not 0 <= decision.storage < len(graph.storages):
+            yield f"decision {position} is about storage {decision.storage}, but there are {len(graph.storages)} storages"
+            continue
+        for word in ("leave", "sent", "fetch", "back"):
+            step = getattr(decision.action, word, None)
+            if step is not None and not 0 <= step < len(graph):
+                yield f"{_who(plan, decision)}: {word}={step}, but the graph has steps 0 to {len(graph) - 1}"
+
+
+def _not_movable(plan: Plan) -> Iterator[str]:
+    """A plan moves what forward makes for backward, and feature maps; never what the caller holds or what outlives the
+    step.
+    """
+    graph = plan.problem.graph
+    held = {graph.values[value].storage for value in graph.held}
+    given = {graph.values[value].storage for value in graph.inputs}
+    stashed = set(graph.stashed)
+    for decision in plan.decisions:
+        storage = graph.storages[decision.storage]
+        if isinstance(decision.action, Keep):
+            continue
+        if storage.role in PERSISTENT_ROLES or decision.storage in given:
+            yield f"{_who(plan, decision)}: it outlives the step (role: {storage.role}), no plan moves it"
+        elif decision.storage in held:
+            yield f"{_who(plan, decision)}: the caller holds it to the end of the step"
+        elif decision.storage not in stashed and storage.role is not Role.FEATURE_MAP:
+            yield f"{_who(plan, decision)}: it is neither stashed for backward nor a feature map (role: {storage.role})"
+
+
+def _no_such_tier(plan: Plan) -> Iterator[str]:
+    """Copies go to a slower tier, along links that exist in both directions."""
+    hardware = plan.problem.hardware
+    tiers = [tier.name for tier in hardware.tiers]
+    links = {(link.source, link.target) for link in hardware.links}
+    for decision in plan.decisions:
+        if not isinstance(decision.action, Offload | EncodeOffload):
+            continue
+        if decision.action.tier not in tiers[1:]:
+            known = ", ".join(tiers[1:]) or "none"
+            yield f"{_who(plan, decision)}: no slower tier {decision.action.tier!r} on {hardware.name!r}, only: {known}"
+            continue
+        depth = tiers.index(decision.action.tier)
+        for near, far in pairwise(tiers[: depth + 1]):
+            for hop in ((near, far), (far, near)):
+                if hop not in links:
+                    yield f"{_who(plan, decision)}: {hardware.name!r} has no link {hop[0]}->{hop[1]}"
+
+
+def _negative_sizes(plan: Plan) -> Iterator[str]:
+    for decision in plan.decisions:
+        action = decision.action
+        if isinstance(action, Encode | EncodeOffload) and action.nbytes < 0:
+            yield f"{_who(plan, decision)}: codec {action.codec!r} cannot encode into {action.nbytes} bytes"
+
+
+def _overlaps(plan: Plan) -> Iterator[str]:
+    """A storage that is away cannot leave."""
+    by_storage: dict[int, list[Decision]] = {}
+    for decision in plan.decisions:
+        if not isinstance(decision.action, Keep):
+            by_storage.setdefault(decision.storage, []).append(decision)
+    for decisions in by_storage.values():
+        for one, other in combinations(decisions, 2):
+            (leave, back), (other_leave, other_back) = sorted((_gap(plan, one.action), _gap(plan, other.action)))
+            if other_leave < back:
+                gaps = f"after {leave} to before {back}, and after {other_leave} to before {other_back}"
+                yield f"{_who(plan, one)}: two of its gaps overlap: {gaps}"
+
+
+def _gap(plan: Plan, action: Action) -> tuple[int, int]:
+    assert not isinstance(action, Keep), "what is kept has no gap"
+    return action.leave, len(plan.problem.graph) if isinstance(action, Drop) else action.back
+
+
+def _overfull_tiers(plan: Plan, tier_peaks: dict[str, tuple[int, int]]) -> Iterator[str]:
+    for tier in plan.problem.hardware.tiers[1:]:
+        peak_nbytes, step = tier_peaks.get(tier.name, (0, 0))
+        if tier.nbytes is not None and peak_nbytes > tier.nbytes:
+            yield (
+                f"tier {tier.name!r} has {format_nbytes(tier.nbytes)}, but holds {format_nbytes(peak_nbytes)}"
+                f" at step {step} ({peak_nbytes - tier.nbytes} bytes too many)"
+            )
+
+
+def _over_budget(plan: Plan, peak_nbytes: int, step: int) -> Iterator[str]:
+    budget_nbytes = plan.problem.budget_nbytes
+    if budget_nbytes is not None and peak_nbytes > budget_nbytes:
+        yield (
+            f"the budget is {format_nbytes(budget_nbytes)}, but step {step} {plan.problem.graph.ops[step].name!r} needs"
+            f" {format_nbytes(peak_nbytes)} ({peak_nbytes - budget_nbytes} bytes too many)"
+        )
+
+
+def _who(plan: Plan, decision: Decision) -> str:
+    return f"{decision.action.kind} of {plan.problem.graph.storages[decision.storage].name!r}"
