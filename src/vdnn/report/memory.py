@@ -10,7 +10,7 @@ The one idea: the timeline says how many bytes of each role are alive, the graph
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from vdnn.ir import Graph, Role
-from vdnn.plan.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload
 from vdnn.plan.plan import Plan
+from vdnn.plan.residency import Holding, holdings
+from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import ROLES, Timeline
 from vdnn.report.record import TimelineSummary, summarize, versions
 
@@ -139,13 +140,12 @@ def profile_memory(plan: Plan, *, name: str | None = None, top: int = 8) -> Memo
 
 
 def residents_at_peak(plan: Plan) -> tuple[Resident, ...]:
-    """Storages alive at the peak step, and that step's workspace, largest first."""
-    graph, timeline = plan.problem.graph, plan.timeline
-    if not timeline.labels:
-        return ()
-    step = int(timeline.steps[timeline.peak_at])
-    found = [*_storages_at(plan, step), *_workspace_at(plan, step)]
-    return tuple(sorted(found, key=lambda resident: -resident.nbytes)) if len(graph) else ()
+    """What holds bytes on the device at the peak, largest first. The sizes add up to the peak."""
+    at, modules = plan.timeline.peak_at, _modules(plan.problem.graph)
+    device = plan.problem.hardware.device.name
+    there = (held for held in holdings(plan, schedule(plan)) if held.tier == device and held.first <= at <= held.last)
+    residents = [_resident(plan, held, modules) for held in there if held.nbytes]
+    return tuple(sorted(residents, key=lambda resident: -resident.nbytes))
 
 
 def stash_by_layer(graph: Graph) -> tuple[Layer, ...]:
@@ -186,47 +186,14 @@ def _spans(begin: int, end: int, total: int, max_columns: int) -> list[tuple[int
     return [(int(a), int(b)) for a, b in pairwise(edges)]
 
 
-def _storages_at(plan: Plan, step: int) -> Iterator[Resident]:
-    graph = plan.problem.graph
-    modules = _modules(graph)
-    held = _held_in_gaps(plan, step)
-    for position, (storage, life) in enumerate(zip(graph.storages, graph.lifetimes, strict=True)):
-        nbytes = held.get(position, storage.nbytes)
-        if life is not None and step in life and nbytes:
-            shape = graph.values[storage.values[0]].shape if storage.values else ()
-            yield Resident(storage.name, modules.get(position, ""), shape, storage.dtype, str(storage.role), nbytes)
-
-
-def _workspace_at(plan: Plan, step: int) -> Iterator[Resident]:
-    nbytes = plan.problem.costs[step].workspace_nbytes
-    if nbytes:
-        op = plan.problem.graph.ops[step]
-        yield Resident(f"workspace of {op.name}", op.module, (nbytes,), "uint8", str(Role.WORKSPACE), nbytes)
-
-
-def _held_in_gaps(plan: Plan, step: int) -> dict[int, int]:
-    """Device bytes of the storages whose decision has them away, or in another form, at this step."""
-    held = ((decision.storage, _nbytes_in_gap(decision.action, step)) for decision in plan.decisions)
-    return {storage: nbytes for storage, nbytes in held if nbytes is not None}
-
-
-def _nbytes_in_gap(action: Action, step: int) -> int | None:
-    """None outside the gap: the storage is whole."""
-    match action:
-        case Keep():
-            return None
-        case Drop(leave=leave):
-            return 0 if step > leave else None
-        case Offload(leave=leave, fetch=fetch):
-            return 0 if leave < step < fetch else None
-        case Encode(nbytes=nbytes, leave=leave, back=back):
-            return nbytes if leave < step < back else None
-        case EncodeOffload() as both if both.leave < step < both.back:
-            return both.nbytes if step <= both.sent or step >= both.fetch else 0
-        case EncodeOffload():
-            return None
-        case _:
-            return 0 if action.leave < step < action.back else None
+def _resident(plan: Plan, held: Holding, modules: Mapping[int, str]) -> Resident:
+    graph, timeline = plan.problem.graph, plan.timeline
+    if held.storage < 0:  # workspace belongs to the op that is running
+        op = graph.ops[int(timeline.steps[timeline.peak_at])]
+        return Resident(f"workspace of {op.name}", op.module, (held.nbytes,), "uint8", str(held.role), held.nbytes)
+    storage = graph.storages[held.storage]
+    shape = graph.values[storage.values[0]].shape if storage.values else ()
+    return Resident(storage.name, modules.get(held.storage, ""), shape, storage.dtype, str(held.role), held.nbytes)
 
 
 def _modules(graph: Graph) -> dict[int, str]:

@@ -1,0 +1,80 @@
+"""`vdnn doctor`: how fast this machine computes, copies, and moves bytes to and from its disk."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+
+from vdnn.cli.answer import Answer
+from vdnn.cli.options import Debug, Json
+from vdnn.units import format_nbytes
+
+if TYPE_CHECKING:
+    from vdnn.hardware.measure import Measurements
+
+Directory = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the disk tier would be. Default: VDNN_DISK_DIR or /var/tmp.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: two seconds instead of ten.")]
+
+
+def doctor(directory: Directory = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
+    """Measure this machine: arithmetic, memory, direct disk writes and reads. The planner works with these figures."""
+    from vdnn.environment import disk_dir
+    from vdnn.hardware.measure import QUICK, THOROUGH, hardware_from, measure_machine
+    from vdnn.report.record import versions
+
+    where = directory if directory is not None else disk_dir()
+    with Console(stderr=True).status("Measuring this machine"):
+        measured = measure_machine(where, QUICK if quick else THOROUGH)
+    record = {
+        "schema": "vdnn.doctor",
+        "version": 1,
+        "measurements": measured.to_json(),
+        "hardware": asdict(hardware_from(measured)),
+        "versions": versions(),
+    }
+    return Answer(record, lambda width: _view(measured, record["versions"]))
+
+
+def _view(measured: Measurements, versions: Any) -> RenderableType:
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("measured")
+    table.add_column("rate", justify="right", no_wrap=True)
+    for what, rate in _rows(measured):
+        table.add_row(what, rate)
+    installed = ", ".join(f"{name} {version}" for name, version in versions.items())
+    cores = f"{measured.num_cores} cores, {measured.num_threads} torch threads, {format_nbytes(measured.ram_nbytes)}"
+    return Group(f"{measured.cpu}: {cores}", installed, "", table)
+
+
+def _rows(measured: Measurements) -> list[tuple[str, str]]:
+    rows = [
+        ("matrix product, float32", _flops(measured.gemm_flops_per_s)),
+        ("3x3 convolution, float32", _flops(measured.conv_flops_per_s)),
+        ("copy into fresh memory", _bandwidth(measured.copy_fresh_bytes_per_s)),
+        ("copy into memory that exists", _bandwidth(measured.copy_preallocated_bytes_per_s)),
+        ("an op that does nothing", f"{measured.launch_s * 1e6:.2f} us"),
+    ]
+    if measured.disk is not None:
+        how = "direct" if measured.disk.is_direct else "buffered (the file system has no direct I/O)"
+        rows += [
+            (f"disk write, {how}, {measured.disk.directory}", _bandwidth(measured.disk.write_bytes_per_s)),
+            (f"disk read, {how}, {measured.disk.directory}", _bandwidth(measured.disk.read_bytes_per_s)),
+            (f"free in {measured.disk.directory}", format_nbytes(measured.disk.free_nbytes)),
+        ]
+    return rows
+
+
+def _flops(flops_per_s: float) -> str:
+    return f"{flops_per_s / 1e9:.1f} GFLOP/s"
+
+
+def _bandwidth(bytes_per_s: float) -> str:
+    return f"{bytes_per_s / 1e9:.2f} GB/s"

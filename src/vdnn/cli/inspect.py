@@ -1,0 +1,44 @@
+"""`vdnn inspect`: where the memory of a training step goes, without allocating any of it.
+
+The network and its batch exist as meta tensors only, so the answer for a network that fits no machine costs megabytes.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from vdnn.cli.answer import Answer
+from vdnn.cli.options import Batch, Budget, Debug, ImageSize, Json, Model, optimizer_name, see_own_modules
+
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
+]
+Optimizer = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", parser=optimizer_name, help="Count its state: sgd, momentum or adam."),
+]
+
+
+def inspect(
+    model: Model,
+    batch: Batch,
+    device: Device = None,
+    optimizer: Optimizer = None,
+    image_size: ImageSize = None,
+    budget: Budget = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> Answer:
+    """Show where the memory of a training step goes: by role, at the peak, by layer, over time. Allocates nothing."""
+    see_own_modules(model)
+    from vdnn.api import plan
+    from vdnn.models import load
+    from vdnn.report.memory import profile_memory
+    from vdnn.report.text import profile_view
+
+    workload = load(model, batch, device="meta", image_size=image_size)
+    planned = plan(workload.step, workload.args, budget=budget, device=device, optimizer=optimizer)
+    profile = profile_memory(planned, name=f"{workload.name}, batch {batch}")
+    return Answer(profile.to_dict(), lambda width: profile_view(profile, width))

@@ -1,0 +1,62 @@
+"""The options that several subcommands share, and how their words become values.
+
+What cannot be read raises before anything heavy starts, with the value in the message.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from vdnn.units import parse_nbytes
+
+OPTIMIZERS = ("sgd", "momentum", "adam")
+
+
+def positive(words: str) -> int:
+    """A whole number of at least 1."""
+    number = int(words) if words.strip().lstrip("+-").isdecimal() else 0
+    if number < 1:
+        raise typer.BadParameter(f"{words!r} is not a positive whole number.")
+    return number
+
+
+def amount(words: str) -> int:
+    """An amount of memory in bytes."""
+    try:
+        return parse_nbytes(words)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def optimizer_name(words: str) -> str:
+    if words not in OPTIMIZERS:
+        raise typer.BadParameter(f"{words!r} is none of {', '.join(OPTIMIZERS)}.")
+    return words
+
+
+def see_own_modules(model: str) -> None:
+    """Let `package.module:factory` be found from where the user stands, as `python -m` would."""
+    here = str(Path.cwd())
+    if ":" in model and here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+
+
+Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `vdnn models`, or package.module:factory.")]
+Batch = Annotated[
+    int, typer.Option("--batch", "-b", metavar="N", parser=positive, help="Samples in one training step.")
+]
+ImageSize = Annotated[
+    int | None, typer.Option(metavar="PIXELS", parser=positive, help="Side of the square images, if not the usual.")
+]
+Budget = Annotated[
+    int | None,
+    typer.Option(
+        metavar="BYTES", parser=amount, help="What the peak must stay within, as in 12GiB. Default: no bound."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -1,0 +1,137 @@
+"""`vdnn train`: train a network through vdnn, and lay what was predicted beside what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from vdnn.cli.answer import Answer
+from vdnn.cli.failures import FAILED
+from vdnn.cli.options import (
+    Batch,
+    Budget,
+    Debug,
+    ImageSize,
+    Json,
+    Model,
+    optimizer_name,
+    positive,
+    see_own_modules,
+)
+from vdnn.report.record import Report
+from vdnn.report.text import report_view
+from vdnn.units import format_seconds
+
+if TYPE_CHECKING:
+    from vdnn.cli.training import Run
+    from vdnn.models import Workload
+
+SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
+
+Steps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
+LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
+Seed = Annotated[int, typer.Option(help="Seed of the weights, the batch and dropout.")]
+Optimizer = Annotated[str, typer.Option(metavar="NAME", parser=optimizer_name, help="sgd, momentum or adam.")]
+Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify", help="Train a copy in plain PyTorch beside it and compare losses, gradients, buffers bitwise."
+    ),
+]
+
+
+def train(
+    model: Model,
+    batch: Batch,
+    steps: Steps = 3,
+    optimizer: Optimizer = "sgd",
+    lr: LearningRate = 0.01,
+    seed: Seed = 0,
+    image_size: ImageSize = None,
+    budget: Budget = None,
+    verify: Verify = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> Answer:
+    """Train a network through vdnn on random data; ends with predicted and measured peak and step time."""
+    see_own_modules(model)
+    import torch
+
+    from vdnn.api import report, virtualize
+    from vdnn.cli.training import Trainee, make_optimizer, train_beside, train_steps, twin_of
+    from vdnn.models import load
+
+    make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size)
+    torch.manual_seed(seed)
+    workload = make()
+    virtual = virtualize(workload.step, budget=budget)
+    trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(optimizer, workload.model, lr))
+    with _progress(enabled=not as_json) as progress:
+        task = progress.add_task(workload.name, total=steps, loss="capturing")
+        show: Callable[[float], Any] = lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}")  # noqa: E731
+        if verify:
+            run = train_beside(trainee, twin_of(workload, make, optimizer, lr), steps, show)
+        else:
+            run = train_steps(trainee, steps, show)
+    outcome = report(virtual)
+    record = _record(workload.name, batch, run, outcome, verify)
+    return Answer(record, lambda width: _view(run, outcome, verify), FAILED if run.differences else 0)
+
+
+def _progress(enabled: bool) -> Progress:
+    """On stderr, so that a pipe carries only the result."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[loss]}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        disable=not enabled,
+    )
+
+
+def _record(name: str, batch: int, run: Run, report: Report, verify: bool) -> dict[str, Any]:
+    verdict = {"equal": not run.differences, "num_compared": run.num_compared, "differences": list(run.differences)}
+    return {
+        "schema": "vdnn.train",
+        "version": 1,
+        "model": name,
+        "batch": batch,
+        "losses": list(run.losses),
+        "step_times_s": list(run.step_times_s),
+        "plain_step_times_s": list(run.plain_step_times_s),
+        "verified": verdict if verify else None,
+        "report": report.to_dict(),
+    }
+
+
+def _view(run: Run, report: Report, verify: bool) -> RenderableType:
+    parts: list[RenderableType] = [report_view(report), "", _losses(run)]
+    return Group(*parts, _verdict(run)) if verify else Group(*parts)
+
+
+def _losses(run: Run) -> Text:
+    first, last = run.losses[0], run.losses[-1]
+    return Text(f"{len(run.losses)} training steps, loss {first:.6f} -> {last:.6f}")
+
+
+def _verdict(run: Run) -> Text:
+    """Equal, or the first differences by name. The first step is left out of the times: it holds the capture."""
+    if run.differences:
+        listed = "\n".join(f"    {difference}" for difference in run.differences[:SHOWN_DIFFERENCES])
+        count = f"{len(run.differences)} of {run.num_compared} tensors differ from plain PyTorch:"
+        return Text(f"DIFFERENT: {count}\n{listed}", style="bold red")
+    words = f"Equal to plain PyTorch bit for bit: {run.num_compared} tensors"
+    words += " (losses, gradients, parameters, buffers, random state, after every step)."
+    if len(run.step_times_s) > 1:
+        ours, plain = median(run.step_times_s[1:]), median(run.plain_step_times_s[1:])
+        words += f" Whole step {format_seconds(ours)}, plain PyTorch {format_seconds(plain)}."
+    return Text(words, style="bold green")
