@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Batch, Budget, Debug, ImageSize, Json, Model, optimizer_name, see_own_modules
+from vdnn.cli.options import Batch, Budget, Debug, ImageSize, Json, Model, optimizer_name
 
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
@@ -32,7 +32,6 @@ def inspect(
     debug: Debug = False,
 ) -> Answer:
     """Show where the memory of a training step goes: by role, at the peak, by layer, over time. Allocates nothing."""
-    see_own_modules(model)
     from vdnn.api import plan
     from vdnn.models import load
     from vdnn.report.memory import profile_memory

@@ -5,8 +5,6 @@ What cannot be read raises before anything heavy starts, with the value in the m
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -36,13 +34,6 @@ def optimizer_name(words: str) -> str:
     if words not in OPTIMIZERS:
         raise typer.BadParameter(f"{words!r} is none of {', '.join(OPTIMIZERS)}.")
     return words
-
-
-def see_own_modules(model: str) -> None:
-    """Let `package.module:factory` be found from where the user stands, as `python -m` would."""
-    here = str(Path.cwd())
-    if ":" in model and here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
 
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `vdnn models`, or package.module:factory.")]

@@ -23,7 +23,6 @@ from vdnn.cli.options import (
     Model,
     optimizer_name,
     positive,
-    see_own_modules,
 )
 from vdnn.report.record import Report
 from vdnn.report.text import report_view
@@ -61,7 +60,6 @@ def train(
     debug: Debug = False,
 ) -> Answer:
     """Train a network through vdnn on random data; ends with predicted and measured peak and step time."""
-    see_own_modules(model)
     import torch
 
     from vdnn.api import report, virtualize

@@ -1,0 +1,118 @@
+"""Imports point one way, and the pure half works on a machine without torch.
+
+The table is the architecture: what a folder may import, direct imports only, whether at the top of a file, inside a
+function or for type checking alone. `api` and the files beside it join the parts and may import all of them but `cli`.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import vdnn
+
+SOURCE = Path(vdnn.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+VOCABULARY = {"ir", "units", "errors", "environment"}
+MAY_IMPORT = {
+    "ir": set(),
+    "units": set(),
+    "errors": set(),
+    "environment": set(),
+    "hardware": VOCABULARY,
+    "capture": VOCABULARY,
+    "codecs": VOCABULARY,
+    "cost": VOCABULARY | {"hardware"},
+    "plan": VOCABULARY | {"hardware", "cost", "codecs"},
+    "report": VOCABULARY | {"plan"},
+    "runtime": VOCABULARY | {"plan", "codecs"},
+    "rewrite": VOCABULARY | {"plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
+    "models": {"errors"},
+}
+NEVER_TORCH = ("ir", "units", "errors", "plan", "report", "hardware.device", "hardware.presets", "cost.table")
+
+
+def module_name(path: Path) -> str:
+    """`plan/simulate.py` as `plan.simulate`; a package's own file has the package's name."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Full names of everything a file imports; `from vdnn import models` counts as `vdnn.models`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute in this project"
+            base = node.module or ""
+            yield from (f"{base}.{alias.name}" for alias in node.names) if base == "vdnn" else (base,)
+
+
+def our_folders(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imports(path) if name.startswith("vdnn.")}
+
+
+def is_in(name: str, places: tuple[str, ...]) -> bool:
+    return any(name == place or name.startswith(f"{place}.") for place in places)
+
+
+def run_python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_a_folder_imports_only_what_it_may(path: Path) -> None:
+    folder = module_name(path).split(".")[0]
+    if folder in MAY_IMPORT:
+        assert our_folders(path) - MAY_IMPORT[folder] - {folder} == set()
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_name)
+def test_nothing_but_its_entry_points_imports_the_command_line(path: Path) -> None:
+    folder = module_name(path).split(".")[0]
+    assert "cli" not in our_folders(path) or folder in ("cli", "__main__")
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if is_in(module_name(path), NEVER_TORCH)], ids=module_name)
+def test_the_pure_half_never_imports_torch(path: Path) -> None:
+    assert not [name for name in imports(path) if name.split(".")[0] == "torch"]
+
+
+def test_every_folder_has_its_row_in_the_table() -> None:
+    folders = {path.parent.name for path in FILES if path.parent.parent == SOURCE}
+    assert folders - {"cli"} <= set(MAY_IMPORT)
+
+
+def test_planning_and_reporting_work_where_torch_cannot_be_imported() -> None:
+    code = """
+import sys
+sys.modules["torch"] = None
+import vdnn, vdnn.ir, vdnn.plan, vdnn.report, vdnn.plan.simulate, vdnn.plan.serialize
+import vdnn.report.text, vdnn.hardware.presets
+print(vdnn.hardware.presets.preset("titan-x").name)
+"""
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_vdnn_leaves_torch_alone() -> None:
+    assert run_python("import sys, vdnn, vdnn.cli; sys.exit('torch' in sys.modules)").returncode == 0
+
+
+def test_names_that_are_packages_and_functions_stay_callable_when_their_modules_are_imported() -> None:
+    """Note: [Two names that are packages and functions]. tests/cpu/test_public_names.py calls them."""
+    code = "import vdnn.plan.simulate, vdnn.report.record; assert callable(vdnn.plan) and callable(vdnn.report)"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_name_that_does_not_exist_says_which_do() -> None:
+    with pytest.raises(AttributeError, match=r"has no attribute 'virtualise': it has .*virtualize"):
+        vdnn.virtualise  # noqa: B018
