@@ -146,3 +146,13 @@ def fake_mode_of(graph: fx.Graph) -> Any:
             if isinstance(tensor, FakeTensor):
                 return tensor.fake_mode
     raise AssertionError("a traced graph without a single tensor cannot be split into forward and backward")
+
+
+def count_forward_outputs(graph: fx.Graph) -> int:
+    """How many outputs of a joint graph belong to the forward: one gradient (or None) per input follows them.
+
+    A graph without tangents has no backward, and all its outputs are the forward's."""
+    placeholders = graph.find_nodes(op="placeholder")
+    tangents = sum(is_tangent(node) for node in placeholders)
+    outputs: Any = graph.output_node().args[0]
+    return len(outputs) - (len(placeholders) - tangents) if tangents else len(outputs)

@@ -89,18 +89,17 @@ def _forward(
     joint: fx.GraphModule, saved: Sequence[fx.Node | None], outputs: Sequence[Any], steps: Mapping[fx.Node, int]
 ) -> Half:
     graph = fx.Graph()
-    copies = {
-        node: graph.node_copy(node, lambda source: copies[source])
-        for node in joint.graph.nodes
-        if node.op != "output" and _is_forward(node)
-    }
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        if node.op != "output" and _is_forward(node):
+            copies[node] = graph.node_copy(node, copies.__getitem__)
     handle = graph.create_node("call_function", open_handle, name=HANDLE)
     _describe_handle(handle, joint, Phase.FORWARD)
     stash = [handle if node is None else copies[node] for node in saved]
     output = graph.output((*fx.map_arg(list(outputs), copies.__getitem__), *stash))  # type: ignore[misc]
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
-    return Half(fx.GraphModule(joint, graph), {copies[node]: step for node, step in steps.items() if node in copies})
+    return Half(fx.GraphModule(joint, graph), _steps_of(copies, steps))
 
 
 def _backward(
@@ -120,7 +119,12 @@ def _backward(
             copies[node] = graph.node_copy(node, copies.__getitem__)
     output = graph.output(tuple(fx.map_arg(list(gradients), copies.__getitem__)))  # type: ignore[arg-type]
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
-    return Half(fx.GraphModule(joint, graph), {copies[node]: step for node, step in steps.items() if node in copies})
+    return Half(fx.GraphModule(joint, graph), _steps_of(copies, steps))
+
+
+def _steps_of(copies: Mapping[fx.Node, fx.Node], steps: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
+    # What backward receives from forward is a copy of an op's node too, but a placeholder: nothing runs there.
+    return {copy: steps[node] for node, copy in copies.items() if node in steps and copy.op == "call_function"}
 
 
 def _describe_handle(node: fx.Node, joint: fx.GraphModule, phase: Phase) -> None:

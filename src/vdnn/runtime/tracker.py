@@ -35,9 +35,9 @@ class StorageTracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for position, leaf in enumerate(tree_leaves(result)):
-            if isinstance(leaf, torch.Tensor):
-                self.count(leaf, self._role_of_result(position))
+        tensors = (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        for position, tensor in enumerate(tensors):
+            self.count(tensor, self._role_of_result(position))
         return result
 
     def count(self, tensor: torch.Tensor, role: Role) -> None:
@@ -66,6 +66,12 @@ class StorageTracker(TorchDispatchMode):
         """The high-water column since the last call; counting for the next one starts from what is live now."""
         high, self.high = self.high, self.live.copy()
         return high
+
+    def close(self) -> None:
+        """Stop counting. Without this the finalizers of long-lived storages would keep the tracker alive with them."""
+        for finalizer in self._counted.values():
+            finalizer.detach()
+        self._counted.clear()
 
     def _uncount(self, key: int, row: int, nbytes: int) -> None:
         self.live[row] -= nbytes

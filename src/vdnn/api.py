@@ -1,0 +1,130 @@
+"""The public functions: `virtualize` a model, `plan` a step that is not run, `report` what a virtualized model did.
+
+    model = vdnn.virtualize(model)                  # captured piece by piece as it is called, through torch.compile
+    model = vdnn.virtualize(model, sample=(x,))     # captured whole and ahead of time, before the first step
+    plan = vdnn.plan(model, (x,))                   # no memory is allocated; meta tensors are welcome
+    vdnn.report(model)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from vdnn.capture.export import check_sample, export_joint, fake_step
+from vdnn.capture.nodes import count_forward_outputs
+from vdnn.capture.owned import as_module
+from vdnn.compiler import Options, plan_joint
+from vdnn.errors import InvalidInput
+from vdnn.front_ends import AheadOfTime, JustInTime
+from vdnn.hardware.device import Hardware
+from vdnn.plan.plan import Plan
+from vdnn.report.record import Report
+from vdnn.runtime.session import Session
+
+Model = TypeVar("Model", bound=Callable[..., Any])
+
+_sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
+
+
+def virtualize(
+    model: Model,
+    sample: Any = None,
+    *,
+    budget: int | str | None = None,
+    strategy: str = "keep-all",
+    fullgraph: bool = False,
+    device: str | Hardware | None = None,
+) -> Model:
+    """The same model, trained inside `budget` bytes with the same gradients.
+
+    A module comes back as another object of its class that shares all parameters, buffers and submodules with it; the original stays plain. A
+    function comes back as a function. Without gradients (`torch.no_grad()`) nothing is stashed and the plain model runs.
+
+    `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is captured when it is
+    called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names the line.
+    """
+    if not callable(model):
+        raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
+    options = Options(budget=budget, strategy=strategy, device=device)
+    session = Session(_name_of(model), strategy, options.budget_nbytes)
+    if isinstance(model, nn.Module):
+        virtual: Any = copy.copy(model)
+        plain: Callable[..., Any] = virtual._call_impl
+    else:
+        virtual, plain = _wrap(model), model
+    if sample is None:
+        run: Callable[..., Any] = JustInTime(plain, options, session, fullgraph=fullgraph)
+    else:
+        run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), options, session)
+        run.prepare(*check_sample(sample, {}))
+    virtual._compiled_call_impl = functools.partial(_call, run, plain)
+    _sessions[virtual] = session
+    return cast(Model, virtual)
+
+
+def _call(run: Callable[..., Any], plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    # Without gradients there is no backward to keep anything for.
+    return run(*args, **kwargs) if torch.is_grad_enabled() else plain(*args, **kwargs)
+
+
+def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def virtual(*args: Any, **kwargs: Any) -> Any:
+        return virtual._compiled_call_impl(*args, **kwargs)  # type: ignore[attr-defined]
+
+    return virtual
+
+
+def plan(
+    model: Callable[..., Any],
+    args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    budget: int | str | None = None,
+    device: str | Hardware | None = None,
+    strategy: str = "keep-all",
+    optimizer: str | None = None,
+) -> Plan:
+    """What one training step of `model` would do on `device`, without running or allocating it.
+
+    `model` is a module (the loss is outside: its output's gradient arrives as an input) or a function with the loss inside.
+    """
+    if not callable(model):
+        raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
+    options = Options(budget=budget, strategy=strategy, device=device, optimizer=optimizer)
+    sample = check_sample(args, kwargs or {})
+    module = as_module(model)
+    with contextlib.ExitStack() as stack:
+        fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs or {}))
+        joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False)
+        graph = joint.graph_module.graph
+        _, solved = plan_joint(joint.graph_module, count_forward_outputs(graph), (), options, _name_of(model))
+    return solved
+
+
+def report(model: Any) -> Report:
+    """What the last steps of a virtualized model did, next to what was planned for them."""
+    return session_of(model).report()
+
+
+def session_of(model: Any) -> Session:
+    try:
+        return _sessions[model]
+    except (KeyError, TypeError):
+        raise InvalidInput(
+            f"{_name_of(model)} is not virtualized: pass the object that vdnn.virtualize returned, not the plain model"
+        ) from None
+
+
+def _name_of(model: Any) -> str:
+    if isinstance(model, nn.Module):
+        return type(model).__name__
+    return getattr(model, "__name__", type(model).__name__)

@@ -1,0 +1,21 @@
+"""`torch.compile(model, backend="vdnn", options={"budget": "12GiB"})`: vdnn by its name in the ecosystem.
+
+PyTorch finds `vdnn` below through the `torch_dynamo_backends` entry point of the installed package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import fx
+
+from vdnn.compiler import Options
+from vdnn.front_ends import compile_dynamo_graph
+from vdnn.runtime.session import Session
+
+
+def vdnn(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
+    """A torch.compile backend. `options` takes what `vdnn.virtualize` takes: budget, strategy, device."""
+    parsed = Options.parse(options or {})
+    return compile_dynamo_graph(graph, inputs, parsed, Session("torch.compile", parsed.strategy, parsed.budget_nbytes))

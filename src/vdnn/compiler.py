@@ -1,0 +1,128 @@
+"""Where both front ends meet: a joint graph becomes a planned, running pair of forward and backward.
+
+Enters: a joint graph from Dynamo or from ahead-of-time export, and the user's options. Leaves: an `Executor`. `compile_joint` is the pipeline
+of the whole project on one screen; every line of it is one function over frozen values or one graph.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vdnn.capture.inputs import describe_inputs
+from vdnn.capture.lower import InputInfo, Lowered, lower
+from vdnn.capture.tidy import tidy
+from vdnn.cost.roofline import roofline
+from vdnn.errors import InvalidInput
+from vdnn.hardware.detect import this_machine
+from vdnn.hardware.device import Hardware
+from vdnn.hardware.presets import preset
+from vdnn.optimizers import with_optimizer_state
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.strategies import solve
+from vdnn.plan.validate import check
+from vdnn.rewrite.boxed import boxed
+from vdnn.rewrite.halves import cut
+from vdnn.runtime.executor import BoxedCall, Executor
+from vdnn.units import format_nbytes, parse_nbytes
+
+log = logging.getLogger("vdnn")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Options:
+    """What a user may ask of a virtualized model."""
+
+    budget: int | str | None = None
+    """Bytes that the peak of a training step stays within: 12884901888 or "12GiB". None: no bound."""
+
+    strategy: str = "keep-all"
+    """The name of a planning strategy."""
+
+    device: str | Hardware | None = None
+    """The machine to plan for: a preset's name or a description. None: this machine."""
+
+    optimizer: str | None = None
+    """Whose state is counted into the memory of the step: "adam", "momentum", ... None: nobody's."""
+
+    def __post_init__(self) -> None:
+        if self.budget is not None:
+            parse_nbytes(self.budget)
+
+    @property
+    def budget_nbytes(self) -> int | None:
+        return None if self.budget is None else parse_nbytes(self.budget)
+
+    @property
+    def hardware(self) -> Hardware:
+        if isinstance(self.device, Hardware):
+            return self.device
+        return this_machine() if self.device is None else preset(self.device)
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> Options:
+        """From a dictionary, as `torch.compile(..., options=...)` hands it over."""
+        known = set(cls.__dataclass_fields__)
+        unknown = sorted(set(options) - known)
+        if unknown:
+            raise InvalidInput(f"unknown option(s) for vdnn: {', '.join(unknown)}. Known: {', '.join(sorted(known))}")
+        return cls(**options)
+
+
+def plan_joint(joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str) -> tuple[Lowered, Plan]:
+    """Capture's last steps and the planner: what the graph is, and what to do with its storages."""
+    tidy(joint)
+    lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
+    graph, hardware = with_optimizer_state(lowered.graph, options.optimizer), options.hardware
+    problem = Problem(graph, roofline(graph, hardware), hardware, options.budget_nbytes)
+    plan = check(solve(problem, options.strategy))
+    log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
+    return lowered, plan
+
+
+def compile_joint(
+    joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
+) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
+    lowered, plan = plan_joint(joint, num_forward_outputs, plain, options, name)
+    forward, backward = cut(joint, lowered, plan, num_forward_outputs)
+    return forward.module, backward.module, Executor(plan, forward, backward)
+
+
+@dataclass
+class JointCompiler:
+    """The four callbacks that AOTAutograd wants for one graph. Both front ends pass exactly these."""
+
+    options: Options
+    plain: Sequence[InputInfo]
+    name: str
+    on_executor: Callable[[Executor], None]
+    executor: Executor | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        # Before tracing starts: measuring this machine needs real tensors, and while AOTAutograd traces every tensor is fake.
+        with _disable_current_modes():
+            self.options = replace(self.options, device=self.options.hardware)
+
+    def partition(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        forward, backward, self.executor = compile_joint(joint, num_fwd_outputs, self.plain, self.options, self.name)
+        self.on_executor(self.executor)
+        return forward, backward
+
+    def forward(self, _: fx.GraphModule, __: Sequence[Any]) -> BoxedCall:
+        assert self.executor is not None, "AOTAutograd compiles a forward only after it has partitioned the joint graph"
+        return self.executor.forward
+
+    def backward(self, _: fx.GraphModule, __: Sequence[Any]) -> BoxedCall:
+        assert self.executor is not None, "AOTAutograd compiles a backward only after it has partitioned the joint graph"
+        return self.executor.backward
+
+    def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> BoxedCall:
+        """A graph without backward stashes nothing: it runs as it is, letting go of every tensor at its last use."""
+        tidy(module)
+        return BoxedCall(boxed(module))

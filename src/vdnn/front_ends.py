@@ -1,0 +1,132 @@
+"""The two ways from a model to a joint graph, as callables that run the model.
+
+`JustInTime` goes through Dynamo, as `torch.compile` does: graphs are captured when the model is called, guarded, and captured again for
+new shapes; where Python gets in the way the model is captured in pieces. `AheadOfTime` traces the whole step once per
+signature. Both hand their joint graph to the same `JointCompiler`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import exc as dynamo_errors
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
+from torch.utils import _pytree as pytree
+
+from vdnn.capture.export import export_joint
+from vdnn.capture.inputs import dynamo_inputs
+from vdnn.compiler import JointCompiler, Options
+from vdnn.errors import CaptureFailed, Unsupported, VdnnError
+from vdnn.runtime.session import Session
+
+MAX_CAPTURES = 128
+"""Past so many signatures the shapes are not a few batch sizes but a stream, and every step would be a capture."""
+
+_USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, session: Session) -> Callable[..., Any]:
+    """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
+    if len(session.executors) >= MAX_CAPTURES:
+        raise Unsupported(
+            f"{session.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called with new ones again."
+            " Pad batches to a few sizes, or run the odd ones on the plain model."
+        )
+    compiler = JointCompiler(options, dynamo_inputs(graph, inputs), session.next_name(), session.add)
+    return aot_autograd(
+        fw_compiler=compiler.forward,
+        bw_compiler=compiler.backward,
+        inference_compiler=compiler.inference,
+        partition_fn=compiler.partition,
+        keep_inference_input_mutations=True,
+    )(graph, inputs)
+
+
+class JustInTime:
+    """Runs a callable through Dynamo with vdnn as its backend."""
+
+    def __init__(self, plain: Callable[..., Any], options: Options, session: Session, *, fullgraph: bool) -> None:
+        def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_dynamo_graph(graph, inputs, options, session)
+
+        self._name = session.name
+        self._compiled = torch.compile(
+            plain,
+            backend=backend,
+            dynamic=False,
+            fullgraph=fullgraph,
+            recompile_limit=MAX_CAPTURES + 1,
+            isolate_recompiles=True,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._compiled(*args, **kwargs)
+        except dynamo_errors.BackendCompilerFailed as failure:
+            if isinstance(failure.inner_exception, VdnnError):
+                raise failure.inner_exception from None
+            raise
+        except dynamo_errors.Unsupported as failure:
+            raise CaptureFailed(_explain_break(self._name, failure)) from failure
+
+
+def _explain_break(name: str, failure: Exception) -> str:
+    text = str(failure)
+    reason = text.strip().splitlines()[0] if text.strip() else type(failure).__name__
+    places = list(_USER_LINE.finditer(text))
+    where = f" at {places[-1]['file']}, line {places[-1]['line']}" if places else ""
+    return (
+        f"{name} is not one graph: capture breaks{where}: {reason}\n"
+        "fullgraph=True refuses that. Rewrite the line, or drop fullgraph=True and let vdnn run the model in pieces."
+    )
+
+
+class AheadOfTime:
+    """Runs a module whose whole step is traced before it runs, once for every signature it is called with."""
+
+    def __init__(self, module: nn.Module, options: Options, session: Session) -> None:
+        self._module, self._options, self._session = module, options, session
+        self._steps: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        step = self.prepare(*args, **kwargs)
+        return step(*self._state(), *args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The compiled step for these arguments, traced now if their signature is new."""
+        signature = self._signature(args, kwargs)
+        if signature not in self._steps:
+            self._steps[signature] = self._compile(args, kwargs)
+        return self._steps[signature]
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        compiler = JointCompiler(self._options, (), self._session.next_name(), self._session.add)
+        with contextlib.ExitStack() as stack:
+            joint = export_joint(stack, self._module, args, kwargs, exact=True)
+            return aot_compile_joint_with_descriptors(
+                joint, partition_fn=compiler.partition, fw_compiler=compiler.forward, bw_compiler=compiler.backward
+            )
+
+    def _state(self) -> list[torch.Tensor]:
+        """Parameters and buffers in the order in which AOTAutograd takes them."""
+        return [*dict(self._module.named_parameters()).values(), *dict(self._module.named_buffers()).values()]
+
+    def _signature(self, args: Any, kwargs: Any) -> Hashable:
+        """Everything the trace depended on: arguments, parameters, modes. Equal signatures run the same program."""
+        leaves, spec = pytree.tree_flatten((args, kwargs))
+        trained = tuple(module.training for module in self._module.modules())
+        autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+        state = tuple(_leaf_signature(tensor) for tensor in self._state())
+        return (tuple(map(_leaf_signature, leaves)), str(spec), trained, autocast, state)
+
+
+def _leaf_signature(leaf: Any) -> Hashable:
+    if isinstance(leaf, torch.Tensor):
+        return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
+    return (type(leaf), repr(leaf))

@@ -1,0 +1,1 @@
+"""Plan + joint graph → the forward and backward programs that run."""

@@ -1,0 +1,1 @@
+"""Running a plan: the executor, the handles that join backward to forward, and what is measured on the way."""

@@ -1,0 +1,119 @@
+"""The peak of the whole process as the kernel saw it: the figure behind every headline number.
+
+Enters: a function. Leaves: a `ProcessPeak`. The one idea: Linux keeps the highest resident size of a process (VmHWM)
+and lets the process reset it (`5` to /proc/self/clear_refs), so nothing has to be sampled and nothing can be missed.
+Freed memory must really return to the kernel for that: glibc is told to map every block from 64 KiB up on its own and
+to keep no free memory at the top of its heap.
+
+Those settings hold for the rest of the process and cost time (every large tensor is fresh pages), so measure time
+elsewhere, and memory in a child: `child_peak`, or `in_child` with a function of yours that calls `peak_of` and
+returns more than the peak.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from vdnn.errors import Unsupported
+from vdnn.units import KiB
+
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # proc(5), since Linux 4.0
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
+_MMAP_THRESHOLD_NBYTES = (
+    64 * KiB
+)  # small enough that every feature map counts, large enough that Python's own objects do not
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPeak:
+    """Resident bytes of the process before a call, and at most during it."""
+
+    before_nbytes: int
+    peak_nbytes: int
+
+    @property
+    def delta_nbytes(self) -> int:
+        """What the call added at its peak."""
+        return self.peak_nbytes - self.before_nbytes
+
+
+def peak_of(fn: Callable[[], object]) -> ProcessPeak:
+    """Run `fn` and say how far the process grew. Changes the allocator's settings for the rest of the process."""
+    return_freed_memory()
+    gc.collect()
+    _libc().malloc_trim(0)
+    _reset_peak()
+    before = _status_nbytes("VmRSS")
+    fn()
+    return ProcessPeak(before, max(before, _status_nbytes("VmHWM")))
+
+
+def in_child(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """What `fn` returns in a fresh Python process, which has none of this one's memory or settings.
+
+    `fn` and its arguments travel by pickle: a function of a module, not a lambda. Scripts need `if __name__ ==
+    "__main__":`.
+    """
+    with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as pool:
+        try:
+            return pool.submit(fn, *args, **kwargs).result()
+        except BrokenProcessPool as error:
+            error.add_note("The child was killed. If it ran out of memory, the kernel's log says so (dmesg).")
+            raise
+
+
+def child_peak(fn: Callable[..., object], *args: object, **kwargs: object) -> ProcessPeak:
+    """The peak of `fn(*args, **kwargs)`, measured in a fresh process."""
+    return in_child(_peak_of_call, fn, args, kwargs)
+
+
+def return_freed_memory() -> None:
+    """Make glibc give every freed block of 64 KiB and up back to the kernel at once."""
+    settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_NBYTES), (_M_TRIM_THRESHOLD, 0))
+    if not all(_libc().mallopt(option, value) for option, value in settings):
+        raise Unsupported("cannot measure the process's peak: the C library refused the mallopt settings it needs.")
+
+
+def _peak_of_call(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> ProcessPeak:
+    return peak_of(lambda: fn(*args, **kwargs))
+
+
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
+        raise Unsupported(
+            "cannot measure the process's peak: this C library has no mallopt and malloc_trim, which only glibc has."
+            " Measure on Linux with glibc, or use torch's own allocation counters."
+        )
+    return libc
+
+
+def _reset_peak() -> None:
+    try:
+        _CLEAR_REFS.write_text(_RESET_PEAK)
+    except OSError as error:
+        raise Unsupported(
+            f"cannot measure the process's peak: {_CLEAR_REFS} cannot be written ({error.strerror})."
+            " It needs Linux 4.0 with /proc mounted writable, which some containers do not give."
+        ) from error
+
+
+def _status_nbytes(field: str) -> int:
+    for line in _STATUS.read_text().splitlines():
+        name, _, amount = line.partition(":")
+        if name == field:
+            return int(amount.removesuffix("kB")) * KiB
+    raise Unsupported(f"cannot measure the process's peak: {_STATUS} has no line {field}.")

@@ -1,0 +1,56 @@
+"""Everything one virtualized model has run: its captured graphs, in the order in which they were first met.
+
+Enters: executors as they are compiled. Leaves: a `Report`, predicted beside measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+
+from vdnn.errors import InvalidInput
+from vdnn.report.record import Piece, Report, TimelineSummary, summarize
+from vdnn.runtime.executor import Executor
+
+
+@dataclass
+class Session:
+    """One per virtualized model."""
+
+    name: str
+    strategy: str
+    budget_nbytes: int | None
+    executors: list[Executor] = field(default_factory=list)
+
+    def add(self, executor: Executor) -> None:
+        self.executors.append(executor)
+
+    def next_name(self) -> str:
+        return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"
+
+    def watch_next(self) -> None:
+        """Watch the bytes of the next step, as those of the first were."""
+        for executor in self.executors:
+            executor.watch_next()
+
+    def report(self) -> Report:
+        if not self.executors:
+            raise InvalidInput(f"{self.name} has not run a training step yet: call it and its backward once, then ask for the report")
+        return Report(self.name, self.strategy, self.budget_nbytes, tuple(_piece(e) for e in self.executors))
+
+
+def _piece(executor: Executor) -> Piece:
+    graph = executor.plan.problem.graph
+    return Piece(graph.name, summarize(executor.plan.timeline, graph), _measured(executor))
+
+
+def _measured(executor: Executor) -> TimelineSummary | None:
+    measured = executor.measured
+    if measured.timeline is None:
+        return None
+    graph = executor.plan.problem.graph
+    if not (measured.forward_s and measured.backward_s):
+        return summarize(measured.timeline, graph)
+    num_steps = min(len(measured.forward_s), len(measured.backward_s))
+    seconds = median(measured.forward_s) + median(measured.backward_s)
+    return summarize(measured.timeline, graph, step_times_s=[seconds] * num_steps)
