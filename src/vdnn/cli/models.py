@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
 
 from vdnn.cli.answer import Answer
 from vdnn.cli.options import Debug, Json
+
+NARROW_COLUMNS = 58  # what name, parameters, paper and gaps take of a line
 
 
 def models(as_json: Json = False, debug: Debug = False) -> Answer:
@@ -23,15 +28,25 @@ def models(as_json: Json = False, debug: Debug = False) -> Answer:
         }
         for name in names()
     ]
-    return Answer({"schema": "vdnn.models", "version": 1, "models": rows}, lambda width: _table(rows))
+    return Answer({"schema": "vdnn.models", "version": 1, "models": rows}, lambda width: _table(rows, width))
 
 
-def _table(rows: list[dict[str, object]]) -> RenderableType:
+def _table(rows: list[dict[str, Any]], width: int) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("name", no_wrap=True)
     table.add_column("parameters", justify="right", no_wrap=True)
-    table.add_column("network")
-    table.add_column("source", style="dim")
+    table.add_column("published in", no_wrap=True)
+    table.add_column("network", no_wrap=True, overflow="ellipsis", max_width=max(width - NARROW_COLUMNS, 10))
     for row in rows:
-        table.add_row(str(row["name"]), f"{row['num_parameters']:,}", str(row["title"]), str(row["source"]))
+        table.add_row(str(row["name"]), _millions(row["num_parameters"]), _paper(str(row["source"])), str(row["title"]))
     return table
+
+
+def _millions(count: int) -> str:
+    """Enough to recognise a network by; the JSON has the exact number."""
+    return f"{count / 1e6:,.1f} M"
+
+
+def _paper(source: str) -> str:
+    """Authors and year; the JSON has the whole source."""
+    return re.split(r"(?<=\b\d{4})\b", source)[0]

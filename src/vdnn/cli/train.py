@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +79,7 @@ def train(
             run = train_beside(trainee, twin_of(workload, make, optimizer, lr), steps, show)
         else:
             run = train_steps(trainee, steps, show)
-    outcome = report(virtual)
+    outcome = replace(report(virtual), name=f"{workload.name}, batch {batch}")
     record = _record(workload.name, batch, run, outcome, verify)
     return Answer(record, lambda width: _view(run, outcome, verify), FAILED if run.differences else 0)
 

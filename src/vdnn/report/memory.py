@@ -19,7 +19,7 @@ import numpy as np
 
 from vdnn.ir import Graph, Role
 from vdnn.plan.plan import Plan
-from vdnn.plan.residency import Holding, holdings
+from vdnn.plan.residency import holdings
 from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import ROLES, Timeline
 from vdnn.report.record import TimelineSummary, summarize, versions
@@ -140,12 +140,14 @@ def profile_memory(plan: Plan, *, name: str | None = None, top: int = 8) -> Memo
 
 
 def residents_at_peak(plan: Plan) -> tuple[Resident, ...]:
-    """What holds bytes on the device at the peak, largest first. The sizes add up to the peak."""
-    at, modules = plan.timeline.peak_at, _modules(plan.problem.graph)
-    device = plan.problem.hardware.device.name
-    there = (held for held in holdings(plan, schedule(plan)) if held.tier == device and held.first <= at <= held.last)
-    residents = [_resident(plan, held, modules) for held in there if held.nbytes]
-    return tuple(sorted(residents, key=lambda resident: -resident.nbytes))
+    """What holds bytes on the device (the first tier) at the peak, largest first. The sizes add up to the peak."""
+    held, at, modules = holdings(plan, schedule(plan)), plan.timeline.peak_at, _modules(plan.problem.graph)
+    there = np.flatnonzero((held.tiers == 0) & (held.first <= at) & (at <= held.last) & (held.nbytes > 0))
+    largest_first = there[np.argsort(-held.nbytes[there], kind="stable")]
+    return tuple(
+        _resident(plan, int(held.storages[row]), ROLES[held.roles[row]], int(held.nbytes[row]), modules)
+        for row in largest_first
+    )
 
 
 def stash_by_layer(graph: Graph) -> tuple[Layer, ...]:
@@ -186,14 +188,14 @@ def _spans(begin: int, end: int, total: int, max_columns: int) -> list[tuple[int
     return [(int(a), int(b)) for a, b in pairwise(edges)]
 
 
-def _resident(plan: Plan, held: Holding, modules: Mapping[int, str]) -> Resident:
+def _resident(plan: Plan, position: int, role: Role, nbytes: int, modules: Mapping[int, str]) -> Resident:
     graph, timeline = plan.problem.graph, plan.timeline
-    if held.storage < 0:  # workspace belongs to the op that is running
+    if position < 0:  # workspace belongs to the op that is running
         op = graph.ops[int(timeline.steps[timeline.peak_at])]
-        return Resident(f"workspace of {op.name}", op.module, (held.nbytes,), "uint8", str(held.role), held.nbytes)
-    storage = graph.storages[held.storage]
+        return Resident(f"workspace of {op.name}", op.module, (nbytes,), "uint8", str(role), nbytes)
+    storage = graph.storages[position]
     shape = graph.values[storage.values[0]].shape if storage.values else ()
-    return Resident(storage.name, modules.get(held.storage, ""), shape, storage.dtype, str(held.role), held.nbytes)
+    return Resident(storage.name, modules.get(position, ""), shape, storage.dtype, str(role), nbytes)
 
 
 def _modules(graph: Graph) -> dict[int, str]:

@@ -15,14 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from vdnn.ir import Role
-from vdnn.report.memory import Layer, MemoryProfile, Resident
+from vdnn.report.memory import Layer, MemoryProfile
 from vdnn.report.plot import SHADES, plot
 from vdnn.report.record import Piece, Report, TimelineSummary
 from vdnn.units import format_nbytes, format_seconds
 
 PLAIN_WIDTH = 80
 BAR_COLUMNS = 24
-NUMBER_COLUMNS = 32  # what dtype, bytes and the gaps between five columns take of a line
+WIDE = 110  # from here on a table can afford one more column
+NAME_COLUMNS = 30
+GAPS = 20  # between five columns, and room for a longer cell in another row
+LAYER_NUMBERS = 48  # what storages, bytes, share, bar and gaps take of a line
 BAND_STYLES = dict(zip(SHADES.values(), ("cyan", "green", "yellow"), strict=True))
 
 
@@ -71,7 +74,7 @@ def comparison_table(report: Report) -> Table:
 
 
 def role_comparison(piece: Piece) -> RenderableType:
-    """Bytes by role at the peak, predicted beside measured, and the step at which each peak stands."""
+    """Bytes by role at the peak, predicted beside measured, and where each peak is."""
     if piece.measured is None:
         return roles_table(piece.predicted)
     table = _table("at the peak", ">predicted", ">measured")
@@ -79,9 +82,7 @@ def role_comparison(piece: Piece) -> RenderableType:
     for role in (str(role) for role in Role):
         if predicted.get(role) or measured.get(role):
             table.add_row(_plural(role), format_nbytes(predicted.get(role, 0)), format_nbytes(measured.get(role, 0)))
-    table.add_section()
-    table.add_row("step", _peak_name(piece.predicted), _peak_name(piece.measured))
-    return table
+    return Group(table, "", _peaks_sentence(piece.predicted, piece.measured))
 
 
 def roles_table(summary: TimelineSummary) -> Table:
@@ -96,17 +97,20 @@ def roles_table(summary: TimelineSummary) -> Table:
 
 
 def residents_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
-    """The largest storages alive at the peak. Names give way from their front when the terminal is narrow."""
-    step, more = _peak_name(profile.predicted), profile.num_residents - len(profile.residents)
-    table = _table("alive at the peak", "made in", ">shape", "dtype", ">bytes")
-    rows = [_resident_row(resident) for resident in profile.residents]
-    room = width - NUMBER_COLUMNS - max((len(shape) for _, _, shape, _, _ in rows), default=0)
-    for name, module, *numbers in rows:
-        table.add_row(shorten(name, max(room - len(module), room // 2)), shorten(module, room // 2), *numbers)
+    """The largest storages alive at the peak. A wide terminal also gets their names in the graph."""
+    has_names = width >= WIDE
+    table = _table("made in", "role", ">shape", "dtype", ">bytes", *(["name"] if has_names else []))
+    for resident in profile.residents:
+        made_in = resident.module or resident.name
+        shape = "x".join(str(size) for size in resident.shape) or "scalar"
+        cells = (resident.role, shape, resident.dtype, format_nbytes(resident.nbytes))
+        room = width - sum(len(cell) for cell in cells) - GAPS - (NAME_COLUMNS if has_names else 0)
+        table.add_row(shorten(made_in, room), *cells, *([shorten(resident.name, NAME_COLUMNS)] if has_names else []))
+    more = profile.num_residents - len(profile.residents)
     if more > 0:
         rest = profile.predicted.peak_nbytes - sum(resident.nbytes for resident in profile.residents)
         table.add_row(f"{more} smaller", "", "", "", format_nbytes(rest))
-    return Group(Text(f"The peak is at {step}.", style="bold"), table)
+    return Group(Text(f"The peak is at {_peak_name(profile.predicted)}. Alive there:", style="bold"), "", table)
 
 
 def layers_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Table:
@@ -114,7 +118,7 @@ def layers_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Table:
     table = _table("largest layers, by stashed bytes", ">storages", ">bytes", ">share", "")
     for layer in profile.layers:
         name, *numbers = _layer_row(layer, profile.stashed_nbytes)
-        table.add_row(shorten(name, width - NUMBER_COLUMNS - BAR_COLUMNS), *numbers)
+        table.add_row(shorten(name, width - LAYER_NUMBERS), *numbers)
     more = profile.num_layers - len(profile.layers)
     if more > 0:
         rest = profile.stashed_nbytes - sum(layer.stashed_nbytes for layer in profile.layers)
@@ -169,6 +173,13 @@ def _time_words(measured: TimelineSummary | None) -> str:
     return "step time" if measured is None or measured.num_steps < 2 else f"step time, median of {measured.num_steps}"
 
 
+def _peaks_sentence(predicted: TimelineSummary, measured: TimelineSummary) -> Text:
+    expected, found = _peak_name(predicted), _peak_name(measured)
+    if expected == found:
+        return Text(f"Predicted and measured peak are at {found}.")
+    return Text(f"The peak was predicted at {expected} and measured at {found}.")
+
+
 def _pieces_note(report: Report) -> Text:
     return Text(
         f"The model was captured in {len(report.pieces)} pieces. What an earlier piece stashes stays alive while a"
@@ -202,12 +213,6 @@ def _room_words(profile: MemoryProfile) -> str:
     if peak <= room:
         return f"It fits the {format_nbytes(room)} of {profile.hardware}. "
     return f"That is {peak / room:.1f}x the {format_nbytes(room)} of {profile.hardware}. "
-
-
-def _resident_row(resident: Resident) -> tuple[str, str, str, str, str]:
-    shape = "x".join(str(size) for size in resident.shape) or "scalar"
-    name = f"{resident.name} ({resident.role})"
-    return name, resident.module or "-", shape, resident.dtype, format_nbytes(resident.nbytes)
 
 
 def _layer_row(layer: Layer, stashed_nbytes: int) -> tuple[str, str, str, str, str]:
