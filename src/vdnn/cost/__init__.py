@@ -1,0 +1,1 @@
+"""What every op costs in seconds and workspace: from shapes (`roofline.py`), or measured once (`measured.py`)."""

@@ -1,0 +1,33 @@
+"""The environment variables vdnn reads, all of them: no other file looks at `os.environ`.
+
+Enters: the process's environment. Leaves: paths. Everything else arrives as an argument. `docs/environment.md` lists
+the variables.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+CACHE_DIR = "VDNN_CACHE_DIR"
+DISK_DIR = "VDNN_DISK_DIR"
+
+
+def cache_dir() -> Path:
+    """Where measured op costs and this machine's speeds are kept. Made when there is something to keep."""
+    configured = os.environ.get(CACHE_DIR)
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "vdnn"
+
+
+def disk_dir() -> Path:
+    """Where the disk tier puts its private file, and whose speed is measured for it.
+
+    /var/tmp comes before the usual temporary directory because the latter is often a file system in RAM, and moving a
+    tensor from RAM to RAM frees nothing.
+    """
+    configured = os.environ.get(DISK_DIR)
+    if configured:
+        return Path(configured).expanduser()
+    persistent = Path("/var/tmp")
+    return persistent if os.access(persistent, os.W_OK) else Path(tempfile.gettempdir())

@@ -1,0 +1,57 @@
+"""What this machine is, read rather than measured: processor, cores, memory, torch.
+
+Leaves plain values, and a fingerprint: two runs with the same fingerprint may share measurements.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from functools import cache
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # cgroup v2; "max" when there is no limit
+
+
+@cache
+def cpu_model() -> str:
+    """The name the processor gives itself."""
+    if _CPUINFO.exists():
+        for line in _CPUINFO.read_text().splitlines():
+            name, _, model = line.partition(":")
+            if name.strip() == "model name":
+                return model.strip()
+    return platform.processor() or platform.machine() or "unknown processor"
+
+
+def num_cores() -> int:
+    """Cores this process may use, which in a container can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def ram_nbytes() -> int:
+    """Memory of the machine, or of the container when that is less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def fingerprint() -> str:
+    """All that makes the same op on the same shapes take another time or another workspace."""
+    import torch
+
+    return " | ".join(
+        (
+            cpu_model(),
+            f"{num_cores()} cores",
+            f"torch {torch.__version__}",
+            f"{torch.get_num_threads()} threads",
+            torch.backends.cpu.get_cpu_capability(),
+            f"mkldnn {'on' if torch.backends.mkldnn.enabled else 'off'}",
+            f"fp32 matmul {torch.get_float32_matmul_precision()}",
+            f"deterministic {'on' if torch.are_deterministic_algorithms_enabled() else 'off'}",
+        )
+    )

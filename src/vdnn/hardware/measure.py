@@ -1,0 +1,187 @@
+"""The speeds of this machine: arithmetic, memory, disk. `vdnn doctor` prints them and the planner uses them.
+
+Enters: a directory for the disk tier and how large the trials may be. Leaves: `Measurements`, and from them a
+`Hardware` whose device tier is RAM. The one idea: measure what training does. Ops write their results to memory that
+is new to the process, and the page faults of that cost more than the copy, so the bandwidth of fresh memory is
+measured beside that of a buffer which exists already.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from time import perf_counter
+from typing import Any
+
+from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.hardware.disk_speed import DiskSpeed, measure_disk
+from vdnn.hardware.machine import cpu_model, num_cores, ram_nbytes
+from vdnn.units import MiB
+
+_TINY_CALLS = 200  # enough calls of a tiny op that reading the clock does not count
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialSizes:
+    """How much is computed, copied and written."""
+
+    gemm_dim: int = 2048
+    """Square matrices of this side are multiplied."""
+    conv_batch: int = 16
+    """Images of 64 channels of 56×56 that go through a 3×3 convolution: the second stage of a ResNet."""
+    copy_nbytes: int = 256 * MiB
+    """Larger than the caches, so that memory is measured."""
+    disk_nbytes: int = 512 * MiB
+    """Written once and read once."""
+    repeats: int = 5
+    """The shortest of so many runs counts, after one to warm up."""
+
+
+THOROUGH = TrialSizes()
+QUICK = TrialSizes(gemm_dim=1024, conv_batch=4, copy_nbytes=64 * MiB, disk_nbytes=128 * MiB)
+"""For a first plan on a new machine: about two seconds."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """Copy rates count each byte once, though a copy reads and writes it. `disk` is None if no directory was given."""
+
+    cpu: str
+    num_cores: int
+    ram_nbytes: int
+    torch_version: str
+    num_threads: int
+    gemm_flops_per_s: float
+    conv_flops_per_s: float
+    copy_fresh_bytes_per_s: float
+    copy_preallocated_bytes_per_s: float
+    launch_s: float
+    disk: DiskSpeed | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Measurements:
+        disk = fields["disk"]
+        return cls(**{**fields, "disk": None if disk is None else DiskSpeed(**disk)})
+
+
+def measure_machine(directory: str | os.PathLike[str] | None = None, sizes: TrialSizes = THOROUGH) -> Measurements:
+    """Run every trial. A directory that cannot be used raises `InvalidInput` before anything is measured."""
+    disk = None if directory is None else measure_disk(directory, sizes.disk_nbytes)
+    import torch
+
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        fresh, preallocated = _copy_rates(sizes)
+        return Measurements(
+            cpu=cpu_model(),
+            num_cores=num_cores(),
+            ram_nbytes=ram_nbytes(),
+            torch_version=str(torch.__version__),
+            num_threads=torch.get_num_threads(),
+            gemm_flops_per_s=_gemm_rate(sizes),
+            conv_flops_per_s=_conv_rate(sizes),
+            copy_fresh_bytes_per_s=fresh,
+            copy_preallocated_bytes_per_s=preallocated,
+            launch_s=_launch_s(),
+            disk=disk,
+        )
+
+
+def hardware_from(measurements: Measurements) -> Hardware:
+    """This machine as the planner sees it: RAM is the device, the disk is the tier below.
+
+    An op reads and writes, so its traffic is twice what the copy rate counts.
+    """
+    disk = measurements.disk
+    sources = [
+        ("flops_per_s", f"measured: float32 matrix product on {measurements.num_threads} threads"),
+        ("memory_bandwidth_bytes_per_s", "measured: copy into fresh memory, bytes read plus bytes written"),
+        ("launch_s", "measured: one addition of four elements"),
+        ("device", "read: physical memory, or the container's limit"),
+    ]
+    if disk is not None:
+        kind = "direct" if disk.is_direct else "buffered"
+        sources += [
+            ("disk", f"read: free bytes in {disk.directory}"),
+            ("device->disk", f"measured: {kind} sequential writes in {disk.directory}"),
+            ("disk->device", f"measured: {kind} sequential reads in {disk.directory}"),
+        ]
+    return Hardware(
+        name="this machine",
+        flops_per_s=measurements.gemm_flops_per_s,
+        memory_bandwidth_bytes_per_s=2 * measurements.copy_fresh_bytes_per_s,
+        tiers=(Tier("device", measurements.ram_nbytes), *_disk_tier(disk)),
+        links=_disk_links(disk),
+        launch_s=measurements.launch_s,
+        sources=tuple(sources),
+    )
+
+
+def _disk_tier(disk: DiskSpeed | None) -> tuple[Tier, ...]:
+    return () if disk is None else (Tier("disk", disk.free_nbytes),)
+
+
+def _disk_links(disk: DiskSpeed | None) -> tuple[Link, ...]:
+    if disk is None:
+        return ()
+    return (Link("device", "disk", disk.write_bytes_per_s), Link("disk", "device", disk.read_bytes_per_s))
+
+
+def _best_s(run: Callable[[], object], repeats: int) -> float:
+    """One run to warm up, then the shortest, as STREAM reports: what else runs on the machine only ever lengthens a
+    run.
+
+    What `run` returns is freed inside the measured time, as training frees it too.
+    """
+    run()
+    samples = []
+    for _ in range(repeats):
+        begin = perf_counter()
+        run()
+        samples.append(perf_counter() - begin)
+    return min(samples)
+
+
+def _gemm_rate(sizes: TrialSizes) -> float:
+    import torch
+
+    dim = sizes.gemm_dim
+    left, right = torch.randn(dim, dim), torch.randn(dim, dim)
+    return 2 * dim**3 / _best_s(lambda: left @ right, sizes.repeats)
+
+
+def _conv_rate(sizes: TrialSizes) -> float:
+    import torch
+
+    channels, side, window = 64, 56, 3
+    images = torch.randn(sizes.conv_batch, channels, side, side)
+    weight = torch.randn(channels, channels, window, window)
+    flops = 2 * images.numel() * channels * window**2
+    return flops / _best_s(lambda: torch.conv2d(images, weight, padding=1), sizes.repeats)
+
+
+def _copy_rates(sizes: TrialSizes) -> tuple[float, float]:
+    """Bytes per second into memory that is new to the process, and into a buffer that is not."""
+    import torch
+
+    source = torch.ones(sizes.copy_nbytes, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    fresh_s = _best_s(source.clone, sizes.repeats)
+    preallocated_s = _best_s(lambda: target.copy_(source), sizes.repeats)
+    return sizes.copy_nbytes / fresh_s, sizes.copy_nbytes / preallocated_s
+
+
+def _launch_s() -> float:
+    """What an op costs that has nothing to do."""
+    import torch
+
+    tiny = torch.zeros(4)
+
+    def calls() -> None:
+        for _ in range(_TINY_CALLS):
+            torch.add(tiny, tiny)
+
+    return _best_s(calls, 3) / _TINY_CALLS

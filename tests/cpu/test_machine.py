@@ -1,0 +1,146 @@
+"""Measuring this machine, with trials small enough for a test."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from pathlib import Path
+
+import pytest
+
+from vdnn.errors import InvalidInput
+from vdnn.hardware import detect, disk_speed
+from vdnn.hardware.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
+from vdnn.hardware.machine import fingerprint
+from vdnn.hardware.measure import Measurements, TrialSizes, hardware_from, measure_machine
+from vdnn.units import MiB
+
+TINY = TrialSizes(gemm_dim=64, conv_batch=1, copy_nbytes=MiB, disk_nbytes=CHUNK_NBYTES, repeats=1)
+
+
+@pytest.fixture
+def measurements(tmp_path: Path) -> Measurements:
+    return measure_machine(tmp_path, TINY)
+
+
+@pytest.fixture
+def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Caches and disk trials of this test stay in its own folder, and trials are tiny."""
+    monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("VDNN_DISK_DIR", str(tmp_path))
+    monkeypatch.setattr(detect, "QUICK", TINY)
+    return tmp_path
+
+
+def test_every_rate_is_positive(measurements: Measurements):
+    rates = {name: value for name, value in measurements.to_json().items() if name.endswith(("_per_s", "_s", "nbytes"))}
+    assert len(rates) == 6
+    assert all(rate > 0 for rate in rates.values())
+
+
+def test_nothing_is_left_in_the_directory(tmp_path: Path, measurements: Measurements):
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_and_back_is_the_same(measurements: Measurements):
+    assert Measurements.from_json(json.loads(json.dumps(measurements.to_json()))) == measurements
+
+
+def test_as_hardware_ram_is_the_device_and_the_disk_is_linked_both_ways(measurements: Measurements):
+    hardware = hardware_from(measurements)
+    assert [tier.name for tier in hardware.tiers] == ["device", "disk"]
+    assert {link.name for link in hardware.links} == {"device->disk", "disk->device"}
+    assert hardware.device.nbytes == measurements.ram_nbytes
+
+
+def test_without_a_directory_there_is_one_tier():
+    assert [tier.name for tier in hardware_from(measure_machine(None, TINY)).tiers] == ["device"]
+
+
+def test_a_missing_directory_is_refused_in_words(tmp_path: Path):
+    with pytest.raises(InvalidInput, match=r"nowhere' for the disk tier: it is not a directory.*VDNN_DISK_DIR"):
+        measure_machine(tmp_path / "nowhere", TINY)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_directory_that_cannot_be_written_is_refused_in_words(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(InvalidInput, match="it is not writable"):
+        measure_disk(tmp_path, CHUNK_NBYTES)
+
+
+def test_a_directory_with_too_little_space_is_refused_with_both_numbers(tmp_path: Path):
+    with pytest.raises(InvalidInput, match=r"1024\.00 TiB are needed and .* are free"):
+        measure_disk(tmp_path, 2**50)
+
+
+def test_the_trial_file_is_private_and_has_no_name(tmp_path: Path):
+    descriptor = open_unnamed(tmp_path, 0)
+    status = os.fstat(descriptor)
+    os.close(descriptor)
+    assert (status.st_mode & 0o777, status.st_nlink, list(tmp_path.iterdir())) == (0o600, 0, [])
+
+
+def test_without_unnamed_files_the_name_is_removed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "O_TMPFILE", raising=False)
+    descriptor = open_unnamed(tmp_path, 0)
+    status = os.fstat(descriptor)
+    os.close(descriptor)
+    assert (status.st_mode & 0o777, status.st_nlink, list(tmp_path.iterdir())) == (0o600, 0, [])
+
+
+def test_a_system_without_direct_io_is_measured_buffered_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "O_DIRECT", raising=False)
+    disk = measure_disk(tmp_path, CHUNK_NBYTES)
+    assert not disk.is_direct
+    assert disk.read_bytes_per_s > 0
+
+
+def test_a_file_system_that_refuses_direct_io_is_measured_buffered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The directory's file system may well take direct I/O; an impossible flag makes it answer as one that does not."""
+    monkeypatch.setattr(disk_speed, "direct_flag", lambda: os.O_DIRECTORY | os.O_CREAT)
+    assert not measure_disk(tmp_path, CHUNK_NBYTES).is_direct
+
+
+def test_a_second_look_at_this_machine_does_not_measure(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+    first = detect.this_machine()
+    monkeypatch.setattr(detect, "QUICK", None)  # measuring would fail
+    assert detect.this_machine() == first
+
+
+def test_a_refresh_measures_again(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+    detect.this_machine()
+    monkeypatch.setattr(detect, "QUICK", None)
+    with pytest.raises(AttributeError):
+        detect.this_machine(refresh=True)
+
+
+def test_a_damaged_file_of_measurements_is_replaced(own_folders: Path):
+    saved = own_folders / "cache" / "machine-v1.json"
+    saved.parent.mkdir()
+    saved.write_text('{"machine": ')
+    hardware = detect.this_machine()
+    assert detect.this_machine() == hardware
+
+
+def test_without_a_usable_disk_the_machine_has_one_tier_and_the_log_says_why(
+    own_folders: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("VDNN_DISK_DIR", str(own_folders / "nowhere"))
+    with caplog.at_level(logging.WARNING, logger="vdnn"):
+        hardware = detect.this_machine()
+    assert [tier.name for tier in hardware.tiers] == ["device"]
+    assert "planning without a disk tier" in caplog.text
+
+
+def test_the_fingerprint_changes_with_the_number_of_threads():
+    import torch
+
+    threads = torch.get_num_threads()
+    before = fingerprint()
+    torch.set_num_threads(threads + 1)
+    try:
+        assert fingerprint() != before
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,111 @@
+"""The kernel's figure for the peak of a process."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from vdnn.errors import Unsupported
+from vdnn.runtime import process_memory
+from vdnn.runtime.process_memory import child_peak, in_child, peak_of
+
+MB = 1_000_000
+
+
+def _nothing() -> None:
+    pass
+
+
+def _allocate_and_free(nbytes: int) -> None:
+    import torch
+
+    torch.ones(nbytes, dtype=torch.uint8)
+
+
+def _twice_in_turn(nbytes: int) -> None:
+    _allocate_and_free(nbytes)
+    _allocate_and_free(nbytes)
+
+
+def _torch_loaded_then_peak(nbytes: int, times: int) -> int:
+    _allocate_and_free(1)
+    allocate = _allocate_and_free if times == 1 else _twice_in_turn
+    return peak_of(lambda: allocate(nbytes)).delta_nbytes
+
+
+def _convolution_peak_and_workspace() -> tuple[int, int]:
+    """Bytes the process grew in one convolution, and bytes that its output and its workspace account for."""
+    import torch
+
+    from vdnn.cost.op_memory import workspace_nbytes
+
+    images, weight = torch.randn(8, 64, 112, 112), torch.randn(64, 64, 3, 3)
+
+    def run() -> torch.Tensor:
+        return torch.conv2d(images, weight, padding=1)
+
+    accounted = run().nbytes + workspace_nbytes(run)
+    return peak_of(run).delta_nbytes, accounted
+
+
+def _process_id() -> int:
+    return os.getpid()
+
+
+def _fail() -> None:
+    raise ValueError("from the child")
+
+
+@pytest.fixture(scope="module")
+def _resettable() -> None:
+    """Skips, and says why, where the kernel or the C library cannot do it."""
+    try:
+        in_child(peak_of, _nothing)
+    except Unsupported as error:
+        pytest.skip(str(error))
+
+
+supported = pytest.mark.usefixtures("_resettable")
+
+
+@supported
+@pytest.mark.parametrize("times", [1, 2])
+def test_200_mb_show_as_200_mb_whether_they_are_allocated_once_or_twice_in_turn(times: int):
+    assert in_child(_torch_loaded_then_peak, 200 * MB, times) == pytest.approx(200 * MB, rel=0.02)
+
+
+@supported
+def test_the_workspace_of_a_convolution_is_what_the_process_grows_by():
+    """Note: [What the allocator's events see]"""
+    grown, accounted = in_child(_convolution_peak_and_workspace)
+    assert grown == pytest.approx(accounted, rel=0.02)
+
+
+@supported
+def test_a_call_that_allocates_nothing_has_no_peak_of_its_own():
+    assert child_peak(_nothing).delta_nbytes < MB
+
+
+@supported
+def test_the_peak_is_the_size_before_plus_what_was_added():
+    peak = child_peak(_allocate_and_free, 50 * MB)
+    assert peak.peak_nbytes == peak.before_nbytes + peak.delta_nbytes
+    assert peak.delta_nbytes > 50 * MB
+
+
+def test_a_child_is_another_process():
+    assert in_child(_process_id) != os.getpid()
+
+
+def test_an_error_of_the_child_arrives():
+    with pytest.raises(ValueError, match="from the child"):
+        in_child(_fail)
+
+
+def test_a_system_without_a_resettable_peak_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(process_memory, "_CLEAR_REFS", tmp_path / "no proc here" / "clear_refs")
+    monkeypatch.setattr(process_memory, "return_freed_memory", _nothing)  # its settings would stay for later tests
+    with pytest.raises(Unsupported, match=r"clear_refs cannot be written \(No such file or directory\)"):
+        peak_of(_nothing)
