@@ -6,10 +6,13 @@ asked, what needs the most and when, what fills it, and the way out.
 
 from __future__ import annotations
 
+import numpy as np
+
 from vdnn.errors import Infeasible
 from vdnn.plan.plan import Plan
-from vdnn.plan.residency import holdings
+from vdnn.plan.residency import Holdings, holdings
 from vdnn.plan.schedule import schedule
+from vdnn.plan.timeline import ROLES
 from vdnn.units import format_nbytes
 
 MOST_NAMED = 6  # lines a person reads before looking at the sum
@@ -32,9 +35,14 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
 
 def _filling(plan: Plan) -> list[tuple[int, str]]:
     """What is on the device at the peak, largest first, the small ones as one line."""
-    graph, device, at = plan.problem.graph, plan.problem.hardware.device.name, plan.timeline.peak_at
-    there = [h for h in holdings(plan, schedule(plan)) if h.tier == device and h.first <= at <= h.last and h.nbytes]
-    there.sort(key=lambda holding: -holding.nbytes)
-    named = [(h.nbytes, f"{graph.storages[h.storage].name} ({h.role})" if h.storage >= 0 else h.role) for h in there]
+    held, at = holdings(plan, schedule(plan)), plan.timeline.peak_at
+    there = np.flatnonzero((held.tiers == 0) & (held.first <= at) & (at <= held.last) & (held.nbytes > 0))
+    largest_first = there[np.argsort(-held.nbytes[there], kind="stable")]
+    named = [(int(held.nbytes[row]), _name(plan, held, row)) for row in largest_first]
     rest = named[MOST_NAMED:]
     return named[:MOST_NAMED] + ([(sum(nbytes for nbytes, _ in rest), f"{len(rest)} smaller ones")] if rest else [])
+
+
+def _name(plan: Plan, held: Holdings, row: int) -> str:
+    role = ROLES[held.roles[row]]
+    return f"{plan.problem.graph.storages[held.storages[row]].name} ({role})" if held.storages[row] >= 0 else role

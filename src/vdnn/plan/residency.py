@@ -1,10 +1,9 @@
 """Who holds bytes where, from which instruction to which.
 
-Enters: a plan and its program. Leaves: `Holding`s, each a number of bytes in one tier over a run of instructions;
-whoever wants a peak adds them up, whoever wants to know what fills it sorts them. The one idea is SuperNeurons'
-liveness analysis (PPoPP 2018) over the program instead of over the graph: a storage lives from the instruction that
-makes it whole to the last one that touches it before it leaves, so a copy out, a decoder or a replay is a touch like
-any other.
+Enters: a plan and its program. Leaves: `Holdings`: rows of so many bytes in a tier over a run of instructions; whoever
+wants a peak adds them up, whoever wants to know what fills it sorts them. The one idea is SuperNeurons' liveness
+analysis (PPoPP 2018) over the program instead of over the graph: a storage lives from the instruction that makes it
+whole to the last one that touches it before it leaves, so a copy out, a decoder or a replay is a touch like any other.
 
 Bytes that pass through a tier on the way to a slower one are not held there: transfers run in small pieces.
 """
@@ -12,50 +11,78 @@ Bytes that pass through a tier on the way to a slower one are not held there: tr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from vdnn.ir import Role
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
+from vdnn.plan.timeline import ROLES
+
+Column = npt.NDArray[np.int64]
+
+_ROW = {role: row for row, role in enumerate(ROLES)}
+_WORKSPACE = _ROW[Role.WORKSPACE]
+_DEVICE = 0  # the device is the first tier
 
 
-class Holding(NamedTuple):  # a tuple, not a dataclass: a large plan makes a hundred thousand of them
-    """`nbytes` in `tier` from instruction `first` to instruction `last`, both included. `storage` is -1: workspace."""
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Row k: `nbytes[k]` are held from instruction `first[k]` to `last[k]`, both included.
 
-    tier: str
-    role: Role
-    nbytes: int
-    first: int
-    last: int
-    storage: int = -1
+    `tiers` are positions among the hardware's tiers, `roles` in `ROLES`, `storages` in the graph (-1: workspace).
+    """
+
+    tiers: Column
+    roles: Column
+    nbytes: Column
+    first: Column
+    last: Column
+    storages: Column
 
 
-def holdings(plan: Plan, program: Sequence[Instruction]) -> list[Holding]:
+def holdings(plan: Plan, program: Sequence[Instruction]) -> Holdings:
     """Everything that holds bytes in any tier while the program runs."""
-    if not program:
-        return []
-    book = _Book(plan, program)
-    enter = book.entries()
-    for position, instruction in enumerate(program):
-        enter[instruction.kind](position, instruction)
-    return book.closed(len(program) - 1)
+    book = _Book(plan)
+    if program:
+        book.expect_inputs(program)
+        enter = book.entries()
+        for position, instruction in enumerate(program):
+            enter[instruction.kind](position, instruction)
+        book.close(len(program) - 1)
+    return Holdings(*np.array(book.numbers, dtype=np.int64).reshape(-1, 6).T)
 
 
 class _Book:
     """Open entries per storage: `since` is the instruction at which its bytes were taken, or -1 while it holds none."""
 
-    def __init__(self, plan: Plan, program: Sequence[Instruction]) -> None:
+    def __init__(self, plan: Plan) -> None:
         graph = plan.problem.graph
         self.plan, self.graph, self.costs = plan, graph, plan.problem.costs
-        self.device = plan.problem.hardware.device.name
+        self.tiers = {tier.name: position for position, tier in enumerate(plan.problem.hardware.tiers)}
         self.storage_of = [value.storage for value in graph.values]
         self.since = [-1] * len(graph.storages)
         self.touched = [-1] * len(graph.storages)
         self.encoded_since: dict[int, int] = {}
         self.stored_since: dict[int, int] = {}
-        self.holdings: list[Holding] = []
-        self._expect_inputs(program)
+        self.numbers: list[int] = []  # six per holding: a hundred thousand small tuples would keep the collector busy
+
+    def expect_inputs(self, program: Sequence[Instruction]) -> None:
+        """Inputs are there from the start; tangents from the first instruction of the first backward step, at least
+        through it.
+        """
+        first_backward = min(self.graph.num_forward, len(self.graph) - 1)
+        during = [p for p, instruction in enumerate(program) if instruction.step == first_backward]
+        served = next(p for p in during if program[p].kind is Kind.RUN)
+        inputs = {self.storage_of[value] for value in self.graph.inputs}
+        for value in self.graph.tangents:
+            self.since[self.storage_of[value]], self.touched[self.storage_of[value]] = during[0], served
+        for storage in inputs:
+            self.since[storage] = 0
+        self.to_the_end = inputs | {self.storage_of[value] for value in self.graph.held}
 
     def entries(self) -> dict[Kind, Callable[[int, Instruction], None]]:
         return {
@@ -83,7 +110,7 @@ class _Book:
             if storage in instruction.keeps:
                 self._take(storage, position)
             elif storage not in read:  # a fresh output that nobody asked for: gone with the instruction
-                self._hold(self.device, storage, self.graph.storages[storage].nbytes, position, position)
+                self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, position, position)
 
     def send(self, position: int, instruction: Instruction) -> None:
         self.stored_since[instruction.decision] = position
@@ -104,7 +131,9 @@ class _Book:
         action = self.plan.decisions[instruction.decision].action
         assert isinstance(action, Offload | EncodeOffload), f"{action.kind} does not travel"
         nbytes = action.nbytes if isinstance(action, EncodeOffload) else self.graph.storages[instruction.storage].nbytes
-        self._hold(action.tier, instruction.storage, nbytes, self.stored_since.pop(instruction.decision), position)
+        self._hold(
+            self.tiers[action.tier], instruction.storage, nbytes, self.stored_since.pop(instruction.decision), position
+        )
         if isinstance(action, Offload):
             self.touched[instruction.storage] = position
 
@@ -116,29 +145,12 @@ class _Book:
         self._take(instruction.storage, position)
         self._free_encoded(position, instruction)
 
-    def closed(self, end: int) -> list[Holding]:
-        """Every holding, once the program has ended: what is persistent or held stays to the end, the rest to its last
-        touch.
-        """
+    def close(self, end: int) -> None:
+        """The program has ended: what is persistent or held stayed to the end, the rest to its last touch."""
         for storage, since in enumerate(self.since):
             if since >= 0:
                 last = end if storage in self.to_the_end else self.touched[storage]
-                self._hold(self.device, storage, self.graph.storages[storage].nbytes, since, last)
-        return self.holdings
-
-    def _expect_inputs(self, program: Sequence[Instruction]) -> None:
-        """Inputs are there from the start; tangents from the first instruction of the first backward step, at least
-        through it.
-        """
-        first_backward = min(self.graph.num_forward, len(self.graph) - 1)
-        during = [p for p, instruction in enumerate(program) if instruction.step == first_backward]
-        served = next(p for p in during if program[p].kind is Kind.RUN)
-        inputs = {self.storage_of[value] for value in self.graph.inputs}
-        for value in self.graph.tangents:
-            self.since[self.storage_of[value]], self.touched[self.storage_of[value]] = during[0], served
-        for storage in inputs:
-            self.since[storage] = 0
-        self.to_the_end = inputs | {self.storage_of[value] for value in self.graph.held}
+                self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, since, last)
 
     def _touch_reads(self, position: int, op: int) -> None:
         for read in self.graph.ops[op].reads:  # reading the shape of something away leaves no trace
@@ -146,7 +158,7 @@ class _Book:
                 self.touched[self.storage_of[read.value]] = position
         workspace_nbytes = self.costs[op].workspace_nbytes
         if workspace_nbytes:
-            self.holdings.append(Holding(self.device, Role.WORKSPACE, workspace_nbytes, position, position))
+            self.numbers += _DEVICE, _WORKSPACE, workspace_nbytes, position, position, -1
 
     def _take(self, storage: int, position: int) -> None:
         if self.since[storage] < 0:
@@ -155,14 +167,14 @@ class _Book:
 
     def _free(self, storage: int, position: int) -> None:
         if self.since[storage] >= 0:
-            self._hold(self.device, storage, self.graph.storages[storage].nbytes, self.since[storage], position)
+            self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, self.since[storage], position)
             self.since[storage] = -1
 
     def _free_encoded(self, position: int, instruction: Instruction) -> None:
         action = self.plan.decisions[instruction.decision].action
         assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoded buffer"
         since = self.encoded_since.pop(instruction.decision)
-        self._hold(self.device, instruction.storage, action.nbytes, since, position)
+        self._hold(_DEVICE, instruction.storage, action.nbytes, since, position)
 
-    def _hold(self, tier: str, storage: int, nbytes: int, first: int, last: int) -> None:
-        self.holdings.append(Holding(tier, self.graph.storages[storage].role, nbytes, first, last, storage))
+    def _hold(self, tier: int, storage: int, nbytes: int, first: int, last: int) -> None:
+        self.numbers += tier, _ROW[self.graph.storages[storage].role], nbytes, first, last, storage

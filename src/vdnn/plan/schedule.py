@@ -66,33 +66,35 @@ def schedule(plan: Plan) -> tuple[Instruction, ...]:
     busy = agenda.steps()
     program: list[Instruction] = []
     for step in range(len(plan.problem.graph)):
-        if step not in busy:  # most steps of most plans
-            program.append(Instruction(Kind.RUN, step, step))
-            continue
-        program += (_of(plan, Kind.FETCH, step, position) for position in agenda.fetch[step])
-        program += _made_whole(plan, agenda, step)
+        if step in busy:
+            program += agenda.fetch.get(step, ())
+            program += _made_whole(plan, agenda, step)
         program.append(Instruction(Kind.RUN, step, step))
-        program += _given_up(plan, agenda, step)
+        if step in busy:
+            for heading in (agenda.send, agenda.leave, agenda.encode, agenda.sent):
+                program += heading.get(step, ())
     return tuple(program)
 
 
 class _Agenda:
-    """What is due at each step, as positions of decisions in the order of the plan."""
+    """What is due around each step, under one heading per place in the order, there in the order of the plan."""
 
     def __init__(self) -> None:
-        self.fetch: defaultdict[int, list[int]] = defaultdict(list)
-        self.back: defaultdict[int, list[int]] = defaultdict(list)
-        self.final: defaultdict[int, list[int]] = defaultdict(list)
-        self.leave: defaultdict[int, list[int]] = defaultdict(list)
-        self.encode: defaultdict[int, list[int]] = defaultdict(list)
-        self.sent: defaultdict[int, list[int]] = defaultdict(list)
+        self.fetch: defaultdict[int, list[Instruction]] = defaultdict(list)
+        self.whole: defaultdict[int, dict[int, list[Instruction]]] = defaultdict(
+            dict
+        )  # step -> storage -> how it returns
         self.replay: defaultdict[int, dict[int, list[int]]] = defaultdict(
             dict
         )  # step -> op -> decisions that ask for it
+        self.send: defaultdict[int, list[Instruction]] = defaultdict(list)
+        self.leave: defaultdict[int, list[Instruction]] = defaultdict(list)
+        self.encode: defaultdict[int, list[Instruction]] = defaultdict(list)
+        self.sent: defaultdict[int, list[Instruction]] = defaultdict(list)
 
     def steps(self) -> set[int]:
-        """Every step at which more than its op happens."""
-        return set().union(self.fetch, self.back, self.final, self.leave, self.encode, self.sent, self.replay)
+        """Every step around which more than its op happens."""
+        return set().union(self.fetch, self.whole, self.replay, self.send, self.leave, self.encode, self.sent)
 
 
 def _agenda(plan: Plan) -> _Agenda:
@@ -100,27 +102,33 @@ def _agenda(plan: Plan) -> _Agenda:
     writers = _writers(plan)
     begins = _residency_begins(plan)
     for position, decision in enumerate(plan.decisions):
+        storage = decision.storage
+
+        def due(kind: Kind, step: int, storage: int = storage, position: int = position) -> Instruction:
+            return Instruction(kind, step, storage=storage, decision=position)
+
         match decision.action:
             case Drop(leave):
-                agenda.leave[leave].append(position)
+                agenda.leave[leave].append(due(Kind.LEAVE, leave))
             case Recompute(leave, back):
-                agenda.leave[leave].append(position)
-                for op in (step for step, _ in writers[decision.storage] if step <= leave):
+                agenda.leave[leave].append(due(Kind.LEAVE, leave))
+                for op in (step for step, _ in writers[storage] if step <= leave):
                     agenda.replay[back].setdefault(op, []).append(position)
             case Offload(_, leave, fetch, back):
-                written = [step for step, is_content in writers[decision.storage] if is_content and step <= leave]
-                agenda.final[max([begins[position], *written[-1:]])].append(position)
-                agenda.leave[leave].append(position)
-                agenda.fetch[fetch].append(position)
-                agenda.back[back].append(position)
+                written = [step for step, is_content in writers[storage] if is_content and step <= leave]
+                final = max([begins[position], *written[-1:]])
+                agenda.send[final].append(due(Kind.SEND, final))
+                agenda.leave[leave].append(due(Kind.LEAVE, leave))
+                agenda.fetch[fetch].append(due(Kind.FETCH, fetch))
+                agenda.whole[back][storage] = [due(Kind.ARRIVE, back)]
             case Encode(leave=leave, back=back):
-                agenda.encode[leave].append(position)
-                agenda.back[back].append(position)
+                agenda.encode[leave].append(due(Kind.ENCODE, leave))
+                agenda.whole[back][storage] = [due(Kind.DECODE, back)]
             case EncodeOffload(leave=leave, sent=sent, fetch=fetch, back=back):
-                agenda.encode[leave].append(position)
-                agenda.sent[sent].append(position)
-                agenda.fetch[fetch].append(position)
-                agenda.back[back].append(position)
+                agenda.encode[leave] += due(Kind.ENCODE, leave), due(Kind.SEND, leave)
+                agenda.sent[sent].append(due(Kind.LEAVE, sent))
+                agenda.fetch[fetch].append(due(Kind.FETCH, fetch))
+                agenda.whole[back][storage] = [due(Kind.ARRIVE, back), due(Kind.DECODE, back)]
     return agenda
 
 
@@ -151,42 +159,13 @@ def _writers(plan: Plan) -> dict[int, list[tuple[int, bool]]]:
 
 
 def _made_whole(plan: Plan, agenda: _Agenda, step: int) -> Iterator[Instruction]:
-    """Replays in op order; what comes back by copy or decoder does so right before its first reader among them, or at
-    the end.
-    """
+    """Replays in op order. What comes back by copy or decoder does so right before its first reader, or last."""
     graph = plan.problem.graph
-    coming = {plan.decisions[position].storage: position for position in agenda.back[step]}
-    for op, asked in sorted(agenda.replay[step].items()):
+    coming = dict(agenda.whole.get(step, {}))
+    for op, asked in sorted(agenda.replay.get(step, {}).items()):
         for read in graph.ops[op].reads:
-            source = graph.values[read.value].storage
-            if source in coming:
-                yield from _return(plan, step, coming.pop(source))
+            yield from coming.pop(graph.values[read.value].storage, ())
         keeps = tuple(plan.decisions[position].storage for position in asked)
         yield Instruction(Kind.REPLAY, step, op=op, decision=asked[0], keeps=keeps)
-    for position in coming.values():
-        yield from _return(plan, step, position)
-
-
-def _return(plan: Plan, step: int, position: int) -> Iterator[Instruction]:
-    action = plan.decisions[position].action
-    if isinstance(action, Offload | EncodeOffload):
-        yield _of(plan, Kind.ARRIVE, step, position)
-    if isinstance(action, Encode | EncodeOffload):
-        yield _of(plan, Kind.DECODE, step, position)
-
-
-def _given_up(plan: Plan, agenda: _Agenda, step: int) -> Iterator[Instruction]:
-    for position in agenda.final[step]:
-        yield _of(plan, Kind.SEND, step, position)
-    for position in agenda.leave[step]:
-        yield _of(plan, Kind.LEAVE, step, position)
-    for position in agenda.encode[step]:
-        yield _of(plan, Kind.ENCODE, step, position)
-        if isinstance(plan.decisions[position].action, EncodeOffload):
-            yield _of(plan, Kind.SEND, step, position)
-    for position in agenda.sent[step]:
-        yield _of(plan, Kind.LEAVE, step, position)
-
-
-def _of(plan: Plan, kind: Kind, step: int, position: int) -> Instruction:
-    return Instruction(kind, step, storage=plan.decisions[position].storage, decision=position)
+    for instructions in coming.values():
+        yield from instructions

@@ -7,17 +7,13 @@ other, so a slow disk can make a plan late but never bigger. Strategies propose,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from vdnn.plan.clock import lanes
 from vdnn.plan.plan import Plan
-from vdnn.plan.residency import Holding, holdings
+from vdnn.plan.residency import Holdings, holdings
 from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import ROLES, Bytes, Timeline
-
-_ROW = {role: row for row, role in enumerate(ROLES)}
 
 
 def simulate(plan: Plan) -> Timeline:
@@ -30,19 +26,15 @@ def simulate(plan: Plan) -> Timeline:
         device=hardware.device.name,
         labels=tuple(instruction.label(graph) for instruction in program),
         steps=np.array([instruction.step for instruction in program], dtype=np.int64),
-        nbytes={tier.name: _by_role([h for h in held if h.tier == tier.name], len(program)) for tier in hardware.tiers},
+        nbytes={tier.name: _by_role(held, k, len(program)) for k, tier in enumerate(hardware.tiers)},
         lanes=lanes(plan, program),
     )
 
 
-def _by_role(held: Sequence[Holding], length: int) -> Bytes:
-    """One row per role, one column per instruction: add where a holding begins, take away after it ends, sum up along
-    the way.
-    """
+def _by_role(held: Holdings, tier: int, length: int) -> Bytes:
+    """One row per role, one column per instruction: add where a holding begins, take away after it ends, sum up."""
+    there = held.tiers == tier
     change = np.zeros((len(ROLES), length + 1), dtype=np.int64)
-    if held:
-        _, roles, nbytes, first, last, _ = zip(*held, strict=True)
-        rows = np.array([_ROW[role] for role in roles], dtype=np.int64)
-        np.add.at(change, (rows, np.array(first, dtype=np.int64)), np.array(nbytes, dtype=np.int64))
-        np.subtract.at(change, (rows, np.array(last, dtype=np.int64) + 1), np.array(nbytes, dtype=np.int64))
+    np.add.at(change, (held.roles[there], held.first[there]), held.nbytes[there])
+    np.subtract.at(change, (held.roles[there], held.last[there] + 1), held.nbytes[there])
     return change.cumsum(axis=1)[:, :-1]

@@ -48,7 +48,7 @@ def _astray(plan: Plan) -> Iterator[str]:
     graph = plan.problem.graph
     for position, decision in enumerate(plan.decisions):
         if not 0 <= decision.storage < len(graph.storages):
-            yield f"decision {position} is about storage {decision.storage}, but there are {len(graph.storages)} storages"
+            yield f"decision {position} is about storage {decision.storage}, but there are only {len(graph.storages)}"
             continue
         for word in ("leave", "sent", "fetch", "back"):
             step = getattr(decision.action, word, None)

@@ -17,22 +17,8 @@ from dataclasses import dataclass, field
 
 from vdnn.ir import PERSISTENT_ROLES, Need, Op, Trait
 from vdnn.plan.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
+from vdnn.plan.moments import Key, Moment, key_nbytes, peak
 from vdnn.plan.plan import Plan
-
-Key = tuple[str, int]
-"""("plain", storage) or ("encoded", decision): what can hold bytes on the device."""
-
-
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One thing that happens: what must be on the device during it, what of that begins here, and bytes that exist only
-    now.
-    """
-
-    step: int
-    touches: tuple[Key, ...]
-    begins: tuple[Key, ...] = ()
-    passing_nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -50,36 +36,8 @@ def walk(plan: Plan) -> Seen:
     walker = _Walker(plan)
     for step in range(len(plan.problem.graph)):
         walker.take(step)
-    walker.seen.peak_nbytes, walker.seen.peak_at = _peak(plan, walker.seen.moments)
+    walker.seen.peak_nbytes, walker.seen.peak_at = peak(plan, walker.seen.moments)
     return walker.seen
-
-
-def _peak(plan: Plan, moments: list[Moment]) -> tuple[int, int]:
-    """The most bytes of any moment, and its step: from the last moment backwards, a key is alive until the moment at
-    which it begins.
-    """
-    graph = plan.problem.graph
-    alive: set[Key] = {("plain", graph.values[value].storage) for value in (*graph.inputs, *graph.held)}
-    total = sum(_nbytes(plan, key) for key in alive)
-    peak = (0, 0)
-    for moment in reversed(moments):
-        arriving = {*moment.touches, *moment.begins} - alive
-        alive |= arriving
-        total += sum(_nbytes(plan, key) for key in arriving)
-        peak = max(peak, (total + moment.passing_nbytes, moment.step))
-        for key in moment.begins:
-            alive.remove(key)
-            total -= _nbytes(plan, key)
-    return peak
-
-
-def _nbytes(plan: Plan, key: Key) -> int:
-    kind, position = key
-    if kind == "plain":
-        return plan.problem.graph.storages[position].nbytes
-    action = plan.decisions[position].action
-    assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoded form"
-    return action.nbytes
 
 
 class _Walker:
@@ -150,7 +108,7 @@ class _Walker:
         plain, encoded = ("plain", decision.storage), ("encoded", position)
         if isinstance(decision.action, Offload | EncodeOffload):
             self._moment(step, (self._traveller(position),))
-            self.stored[decision.action.tier] -= _nbytes(self.plan, self._traveller(position))
+            self.stored[decision.action.tier] -= key_nbytes(self.plan, self._traveller(position))
         if isinstance(decision.action, Encode | EncodeOffload):
             self._moment(step, (plain, encoded), begins=(plain,))
         self.whole.add(decision.storage)
@@ -244,7 +202,7 @@ class _Walker:
     def _store(self, step: int, position: int) -> None:
         action = self.plan.decisions[position].action
         assert isinstance(action, Offload | EncodeOffload), f"{action.kind} does not travel"
-        self.stored[action.tier] += _nbytes(self.plan, self._traveller(position))
+        self.stored[action.tier] += key_nbytes(self.plan, self._traveller(position))
         known = self.seen.tier_peaks.get(action.tier, (0, step))
         self.seen.tier_peaks[action.tier] = max(known, (self.stored[action.tier], step), key=lambda peak: peak[0])
 

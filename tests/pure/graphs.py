@@ -1,0 +1,224 @@
+"""Tiny training steps with names, and the builder that makes them.
+
+A graph here is written the way a person draws it: inputs, forward ops, tangents, backward ops. Sizes are in bytes and
+small, so that a test can state its peak as a sum that fits on a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vdnn.cost.table import CostTable, OpCost
+from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
+from vdnn.plan import Decision, Plan, Problem
+
+DEVICE, HOST, DISK = "device", "host", "disk"
+
+
+class Builder:
+    """Grows a graph op by op. Values are named; a storage has the name of its first value."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.phase = Phase.FORWARD
+        self.ops: list[Op] = []
+        self.values: list[Value] = []
+        self.storages: list[Storage] = []
+        self.groups: dict[str, list[int]] = {"inputs": [], "tangents": [], "held": []}
+
+    def given(self, name: str, nbytes: int, role: Role = Role.INPUT) -> str:
+        """Something that exists before the step."""
+        self.groups["inputs"].append(self._fresh(name, nbytes, role))
+        return name
+
+    def tangent(self, name: str, nbytes: int) -> str:
+        """A gradient that arrives with backward, which begins here."""
+        self.phase = Phase.BACKWARD
+        self.groups["tangents"].append(self._fresh(name, nbytes, Role.GRADIENT_MAP))
+        return name
+
+    def op(
+        self,
+        name: str,
+        reads: Sequence[str | tuple[str, Need]],
+        makes: Mapping[str, int] | None = None,
+        *,
+        into: Mapping[str, str] | None = None,
+        roles: Mapping[str, Role] | None = None,
+        target: str = "",
+        module: str = "",
+        traits: Sequence[Trait] = (),
+    ) -> str:
+        """`makes` maps new values to the bytes of their new storages, `into` maps new values to the values whose storage they share."""
+        taken = tuple(
+            Read(self.value(r), Need.ALL) if isinstance(r, str) else Read(self.value(r[0]), r[1]) for r in reads
+        )
+        usual = Role.FEATURE_MAP if self.phase is Phase.FORWARD else Role.GRADIENT_MAP
+        written = [self._fresh(made, nbytes, (roles or {}).get(made, usual)) for made, nbytes in (makes or {}).items()]
+        written += [self._alias(new, old) for new, old in (into or {}).items()]
+        self.ops.append(
+            Op(name, target or name, self.phase, module or name, taken, tuple(written), traits=frozenset(traits))
+        )
+        return self.values[written[0]].name if written else ""
+
+    def in_place(self, name: str, value: str, *reads: str, **options: object) -> str:
+        return self.op(name, [value, *reads], into={f"{value}'": value}, traits=[Trait.IN_PLACE], **options)  # type: ignore[arg-type]
+
+    def view(self, name: str, value: str) -> str:
+        return self.op(name, [value], into={f"{value}_view": value}, traits=[Trait.VIEW])
+
+    def hold(self, *names: str) -> None:
+        """The caller keeps these to the end."""
+        self.groups["held"] += [self.value(name) for name in names]
+
+    def value(self, name: str) -> int:
+        return next(position for position, value in enumerate(self.values) if value.name == name)
+
+    def build(self) -> Graph:
+        return Graph(
+            self.name,
+            tuple(self.ops),
+            tuple(self.values),
+            tuple(self.storages),
+            *(tuple(self.groups[group]) for group in ("inputs", "tangents", "held")),
+        )
+
+    def _fresh(self, name: str, nbytes: int, role: Role) -> int:
+        self.storages.append(Storage(name, nbytes, role, "float32", (len(self.values),)))
+        self.values.append(Value(name, len(self.storages) - 1, (nbytes // 4,), "float32"))
+        return len(self.values) - 1
+
+    def _alias(self, name: str, old: str) -> int:
+        position = self.values[self.value(old)].storage
+        shared = self.storages[position]
+        aliases = (*shared.values, len(self.values))
+        self.storages[position] = Storage(shared.name, shared.nbytes, shared.role, shared.dtype, aliases)
+        self.values.append(Value(name, position, (shared.nbytes // 4,), "float32"))
+        return len(self.values) - 1
+
+
+def chain(length: int, nbytes: int = 100, weight_nbytes: int = 10) -> Graph:
+    """x -> a1 -> ... -> a_n, each layer with a weight; layer i's backward reads a_(i-1), w_i and the gradient of a_i.
+
+    Forward is steps 0 to n-1, backward n to 2n-1 with layer n first. The last map is the output, held by the caller.
+    """
+    b = Builder(f"chain({length})")
+    b.given("a0", nbytes)
+    for i in range(1, length + 1):
+        b.given(f"w{i}", weight_nbytes, Role.PARAMETER)
+    for i in range(1, length + 1):
+        roles = {f"a{i}": Role.OUTPUT} if i == length else {}
+        b.op(f"layer{i}", [f"a{i - 1}", f"w{i}"], {f"a{i}": nbytes}, target="linear", module=f"layers.{i}", roles=roles)
+    b.hold(f"a{length}")
+    b.tangent(f"g{length}", nbytes)
+    for i in range(length, 0, -1):
+        made = {f"dw{i}": weight_nbytes} | ({f"g{i - 1}": nbytes} if i > 1 else {})
+        reads = [f"g{i}", f"a{i - 1}", f"w{i}"]
+        roles = {f"dw{i}": Role.GRADIENT}
+        b.op(f"layer{i}_backward", reads, made, target="linear_backward", module=f"layers.{i}", roles=roles)
+        b.hold(f"dw{i}")
+    return b.build()
+
+
+def diamond(nbytes: int = 100) -> Graph:
+    """One map feeds two branches that meet again: x -> stem -> (left, right) -> sum."""
+    b = Builder("diamond")
+    b.given("x", nbytes)
+    b.op("stem", ["x"], {"s": nbytes})
+    b.op("left", ["s"], {"l": nbytes})
+    b.op("right", ["s"], {"r": nbytes})
+    b.op("join", ["l", "r"], {"y": nbytes}, roles={"y": Role.OUTPUT})
+    b.hold("y")
+    b.tangent("gy", nbytes)
+    b.op("join_backward", ["gy", "l", "r"], {"gl": nbytes, "gr": nbytes})
+    b.op("right_backward", ["gr", "s", "r"], {"gs_r": nbytes})
+    b.op("left_backward", ["gl", "s", "l"], {"gs_l": nbytes})
+    b.op("sum_backward", ["gs_r", "gs_l"], {"gs": nbytes})
+    b.op("stem_backward", ["gs", "x"], {"gx": nbytes}, roles={"gx": Role.GRADIENT})
+    b.hold("gx")
+    return b.build()
+
+
+def unet(depth: int, nbytes: int = 64) -> Graph:
+    """An encoder that halves, a decoder that doubles, and a skip from each level to its mirror: the longest gaps there are."""
+    b = Builder(f"unet({depth})")
+    b.given("d0", nbytes)
+    for i in range(1, depth + 1):
+        b.op(f"down{i}", [f"d{i - 1}"], {f"d{i}": nbytes >> i}, module=f"encoder.{i}")
+    below = f"d{depth}"
+    for i in range(depth - 1, -1, -1):
+        roles = {"u0": Role.OUTPUT} if i == 0 else {}
+        below = b.op(f"up{i}", [below, f"d{i}"], {f"u{i}": nbytes >> i}, module=f"decoder.{i}", roles=roles)
+    b.hold("u0")
+    gradient = b.tangent("gu0", nbytes)
+    for i in range(depth):
+        below = f"u{i + 1}" if i + 1 < depth else f"d{depth}"
+        made = {f"g{below}": nbytes >> (i + 1), f"gskip{i}": nbytes >> i}
+        gradient = b.op(f"up{i}_backward", [gradient, below, f"d{i}"], made, module=f"decoder.{i}")
+    for i in range(depth, 0, -1):
+        made = {f"gd{i - 1}'": nbytes >> (i - 1)}
+        gradient = b.op(f"down{i}_backward", [gradient, f"d{i - 1}", f"gskip{i - 1}"], made, module=f"encoder.{i}")
+    b.hold(gradient)
+    return b.build()
+
+
+def in_place_chain(nbytes: int = 100) -> Graph:
+    """Convolution, in-place ReLU, in-place dropout with a mask, linear: three ops write one storage `c`."""
+    b = Builder("in_place_chain")
+    b.given("x", nbytes)
+    b.given("w", 10, Role.PARAMETER)
+    b.op("conv", ["x", "w"], {"c": nbytes})
+    b.in_place("relu_", "c")
+    b.op("noise", [], {"mask": nbytes // 4}, traits=[Trait.RANDOM])
+    b.op("mul_", ["c'", "mask"], into={"c''": "c"}, traits=[Trait.IN_PLACE])
+    b.op("linear", ["c''"], {"y": nbytes}, roles={"y": Role.OUTPUT})
+    b.hold("y")
+    b.tangent("gy", nbytes)
+    b.op("linear_backward", ["gy", "c''"], {"gc": nbytes})
+    b.op("mul_backward", ["gc", "mask"], {"gm": nbytes})
+    b.op("relu_backward", ["gm", ("c''", Need.SIGN)], {"gr": nbytes})
+    b.op("conv_backward", ["gr", "x", "w"], {"dw": 10}, roles={"dw": Role.GRADIENT})
+    b.hold("dw")
+    return b.build()
+
+
+def machine(*, host_nbytes: int | None = None, disk_nbytes: int | None = None, bandwidth: float = 100.0) -> Hardware:
+    """A device, a host and a disk in a row; links of `bandwidth` bytes per second, the disk's half as fast."""
+    tiers = (Tier(DEVICE), Tier(HOST, host_nbytes), Tier(DISK, disk_nbytes))
+    links = (
+        Link(DEVICE, HOST, bandwidth),
+        Link(HOST, DEVICE, bandwidth),
+        Link(HOST, DISK, bandwidth / 2),
+        Link(DISK, HOST, bandwidth / 2),
+    )
+    return Hardware("testbench", 1.0, 1.0, tiers, links)
+
+
+def problem(
+    graph: Graph,
+    *,
+    seconds: float | Sequence[float] = 1.0,
+    workspace_nbytes: int | Sequence[int] = 0,
+    budget_nbytes: int | None = None,
+    hardware: Hardware | None = None,
+) -> Problem:
+    """The graph with costs that a test wrote: one number for all ops, or one per op."""
+    durations = seconds if isinstance(seconds, Sequence) else [seconds] * len(graph)
+    spaces = workspace_nbytes if isinstance(workspace_nbytes, Sequence) else [workspace_nbytes] * len(graph)
+    costs = tuple(OpCost(s, space, "test") for s, space in zip(durations, spaces, strict=True))
+    return Problem(graph, CostTable(costs), hardware or machine(), budget_nbytes)
+
+
+def plan(
+    asked: Graph | Problem, actions: Mapping[str, object] | Sequence[tuple[str, object]] = (), reason: str = "test"
+) -> Plan:
+    """A plan by storage name: `plan(chain(3), {"a1": Recompute(leave=1, back=4)})`."""
+    asked = problem(asked) if isinstance(asked, Graph) else asked
+    pairs = actions.items() if isinstance(actions, Mapping) else actions
+    decisions = tuple(Decision(storage(asked.graph, name), action, reason) for name, action in pairs)  # type: ignore[arg-type]
+    return Plan(asked, "by hand", decisions)
+
+
+def storage(graph: Graph, name: str) -> int:
+    return next(position for position, storage in enumerate(graph.storages) if storage.name == name)
