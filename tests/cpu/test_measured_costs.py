@@ -155,3 +155,10 @@ def test_the_public_profiler_sees_the_same_workspace():
     del result
     public = highest_over_last([event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())])
     assert workspace_nbytes(backward) == public
+
+
+def test_a_workspace_can_be_measured_while_the_users_profiler_is_on():
+    forward, _, _ = convolution(torch.contiguous_format)
+    alone = workspace_nbytes(forward)
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert workspace_nbytes(forward) == alone

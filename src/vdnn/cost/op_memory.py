@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import accumulate
 
+import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
@@ -32,8 +34,16 @@ _ALLOCATION = "memory_alloc"  # allocations and, with a negative size, releases
 
 
 def workspace_nbytes(run: Callable[[], object]) -> int:
-    """The workspace of one run, whose result is released only after the recording ends."""
-    with _no_collection():
+    """The workspace of one run. A thread has one profiler: while the user's is on, ours records on another thread."""
+    if not torch.autograd._profiler_enabled():
+        return _recorded(run)
+    with ThreadPoolExecutor(max_workers=1) as other_thread:
+        return other_thread.submit(_recorded, run).result()
+
+
+def _recorded(run: Callable[[], object]) -> int:
+    """The result of the run is released only after the recording ends: it is no workspace."""
+    with _no_collection(), torch.no_grad():
         _enable_profiler_legacy(_memory_only())
         try:
             result = run()
