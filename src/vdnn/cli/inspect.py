@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Batch, Budget, Debug, ImageSize, Json, Model, optimizer_name
+from vdnn.cli.options import Batch, Budget, Debug, ImageSize, Json, Model, Strategy, optimizer_name
 
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
@@ -28,6 +28,7 @@ def inspect(
     optimizer: Optimizer = None,
     image_size: ImageSize = None,
     budget: Budget = None,
+    strategy: Strategy = "keep-all",
     as_json: Json = False,
     debug: Debug = False,
 ) -> Answer:
@@ -38,6 +39,6 @@ def inspect(
     from vdnn.report.text import profile_view
 
     workload = load(model, batch, device="meta", image_size=image_size)
-    planned = plan(workload.step, workload.args, budget=budget, device=device, optimizer=optimizer)
+    planned = plan(workload.step, workload.args, budget=budget, strategy=strategy, device=device, optimizer=optimizer)
     profile = profile_memory(planned, name=f"{workload.name}, batch {batch}")
     return Answer(profile.to_dict(), lambda width: profile_view(profile, width))

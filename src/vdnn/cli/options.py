@@ -12,13 +12,39 @@ import typer
 from vdnn.units import parse_nbytes
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
+LARGEST_INT64 = 2**63 - 1
+
+
+# A parser also sees the default of its option, which is a value already: hence `str(words)`.
+
+
+def whole(words: str) -> int:
+    """A whole number that torch can hold."""
+    try:
+        number = int(str(words))
+    except ValueError as error:
+        raise typer.BadParameter(f"{words!r} is not a whole number.") from error
+    if abs(number) > LARGEST_INT64:
+        raise typer.BadParameter(f"{words!r} does not fit into 64 bits.")
+    return number
 
 
 def positive(words: str) -> int:
     """A whole number of at least 1."""
-    number = int(words) if words.strip().lstrip("+-").isdecimal() else 0
+    number = whole(words)
     if number < 1:
         raise typer.BadParameter(f"{words!r} is not a positive whole number.")
+    return number
+
+
+def rate(words: str) -> float:
+    """A finite number above nothing."""
+    try:
+        number = float(words)
+    except ValueError as error:
+        raise typer.BadParameter(f"{words!r} is not a number.") from error
+    if not 0 < number < float("inf"):
+        raise typer.BadParameter(f"{words!r} is not a positive, finite number.")
     return number
 
 
@@ -49,5 +75,6 @@ Budget = Annotated[
         metavar="BYTES", parser=amount, help="What the peak must stay within, as in 12GiB. Default: no bound."
     ),
 ]
+Strategy = Annotated[str, typer.Option(metavar="NAME", help="Who decides what stays, moves and is redone.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -22,8 +22,11 @@ from vdnn.cli.options import (
     ImageSize,
     Json,
     Model,
+    Strategy,
     optimizer_name,
     positive,
+    rate,
+    whole,
 )
 from vdnn.report.record import Report
 from vdnn.report.text import report_view
@@ -36,8 +39,8 @@ if TYPE_CHECKING:
 SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
 
 Steps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
-LearningRate = Annotated[float, typer.Option("--lr", help="Learning rate.")]
-Seed = Annotated[int, typer.Option(help="Seed of the weights, the batch and dropout.")]
+LearningRate = Annotated[float, typer.Option("--lr", metavar="RATE", parser=rate, help="Learning rate.")]
+Seed = Annotated[int, typer.Option(metavar="S", parser=whole, help="Seed of the weights, the batch and dropout.")]
 Optimizer = Annotated[str, typer.Option(metavar="NAME", parser=optimizer_name, help="sgd, momentum or adam.")]
 Verify = Annotated[
     bool,
@@ -56,6 +59,7 @@ def train(
     seed: Seed = 0,
     image_size: ImageSize = None,
     budget: Budget = None,
+    strategy: Strategy = "keep-all",
     verify: Verify = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -70,7 +74,7 @@ def train(
     make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size)
     torch.manual_seed(seed)
     workload = make()
-    virtual = virtualize(workload.step, budget=budget)
+    virtual = virtualize(workload.step, budget=budget, strategy=strategy)
     trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(optimizer, workload.model, lr))
     with _progress(enabled=not as_json) as progress:
         task = progress.add_task(workload.name, total=steps, loss="capturing")
