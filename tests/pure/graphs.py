@@ -50,7 +50,7 @@ class Builder:
         module: str = "",
         traits: Sequence[Trait] = (),
     ) -> str:
-        """`makes` maps new values to the bytes of their new storages, `into` maps new values to the values whose storage they share."""
+        """`makes`: new values and the bytes of their storages; `into`: new values and the values whose they share."""
         taken = tuple(
             Read(self.value(r), Need.ALL) if isinstance(r, str) else Read(self.value(r[0]), r[1]) for r in reads
         )
@@ -141,7 +141,7 @@ def diamond(nbytes: int = 100) -> Graph:
 
 
 def unet(depth: int, nbytes: int = 64) -> Graph:
-    """An encoder that halves, a decoder that doubles, and a skip from each level to its mirror: the longest gaps there are."""
+    """An encoder that halves, a decoder that doubles, and a skip from each level to its mirror: the longest gaps."""
     b = Builder(f"unet({depth})")
     b.given("d0", nbytes)
     for i in range(1, depth + 1):
