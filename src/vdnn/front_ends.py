@@ -95,8 +95,7 @@ class AheadOfTime:
         self._steps: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        step = self.prepare(*args, **kwargs)
-        return step(*self._state(), *args, **kwargs)
+        return self.prepare(*args, **kwargs)(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The compiled step for these arguments, traced now if their signature is new."""
@@ -109,20 +108,24 @@ class AheadOfTime:
         compiler = JointCompiler(self._options, (), self._session.next_name(), self._session.add)
         with contextlib.ExitStack() as stack:
             joint = export_joint(stack, self._module, args, kwargs, exact=True)
-            return aot_compile_joint_with_descriptors(
+            compiled = aot_compile_joint_with_descriptors(
                 joint, partition_fn=compiler.partition, fw_compiler=compiler.forward, bw_compiler=compiler.backward
             )
+        module, names = self._module, (*joint.params_spec, *joint.buffers_spec)
 
-    def _state(self) -> list[torch.Tensor]:
-        """Parameters and buffers in the order in which AOTAutograd takes them."""
-        return [*dict(self._module.named_parameters()).values(), *dict(self._module.named_buffers()).values()]
+        def step(*args: Any, **kwargs: Any) -> Any:
+            # By name and on every call: a parameter may have been replaced, and tied ones are expected once per name.
+            state = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
+            return compiled(*(state[name] for name in names), *args, **kwargs)
+
+        return step
 
     def _signature(self, args: Any, kwargs: Any) -> Hashable:
         """Everything the trace depended on: arguments, parameters, modes. Equal signatures run the same program."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         trained = tuple(module.training for module in self._module.modules())
         autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-        state = tuple(_leaf_signature(tensor) for tensor in self._state())
+        state = tuple(_leaf_signature(t) for t in (*self._module.parameters(), *self._module.buffers()))
         return (tuple(map(_leaf_signature, leaves)), str(spec), trained, autocast, state)
 
 

@@ -129,6 +129,8 @@ def lower(
     output = joint.graph.output_node()
     names = {descriptor_of(node): info.name for node, info in inputs.items()}
     held = _settle_outputs(output, num_forward_outputs, builder, value_of_node, names)
+    # The gradient of a scalar is what `loss.backward()` starts from, and that call holds it to the end. Others are autograd's, which lets go.
+    held += tuple(value for value in tangents if builder.values[value].shape == ())
     graph = Graph(name, tuple(ops), tuple(builder.values), builder.storages(), tuple(graph_inputs), tuple(tangents), held)
     return Lowered(graph, tuple(nodes), value_of_node)
 
