@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from vdnn.cli.answer import Answer
 from vdnn.cli.doctor import doctor
-from vdnn.cli.failures import explain
+from vdnn.cli.failures import INTERRUPTED, explain
 from vdnn.cli.inspect import inspect
 from vdnn.cli.models import models
 from vdnn.cli.train import train
@@ -66,7 +66,10 @@ def main(argv: list[str] | None = None) -> int:
 def _run(arguments: list[str], as_json: bool) -> Any:
     """What the subcommand returns. With --json, whatever a model or a library prints goes to stderr."""
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        return app(args=arguments, prog_name="vdnn", standalone_mode=False)
+        answer = app(args=arguments, prog_name="vdnn", standalone_mode=False)
+    if answer == INTERRUPTED:  # typer swallows the exception and hands over the code
+        raise KeyboardInterrupt
+    return answer
 
 
 def _show(answer: Any, as_json: bool) -> int:

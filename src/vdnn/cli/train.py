@@ -89,15 +89,16 @@ def train(
 
 
 def _progress(enabled: bool) -> Progress:
-    """On stderr, so that a pipe carries only the result."""
+    """On stderr, so that a pipe carries only the result, and only where somebody watches it."""
+    console = Console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
-        disable=not enabled,
+        console=console,
+        disable=not (enabled and console.is_terminal),
     )
 
 
