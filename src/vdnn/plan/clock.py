@@ -10,7 +10,7 @@ A tier two links away is reached hop by hop, each hop starting when the one befo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -25,8 +25,9 @@ from vdnn.plan.timeline import COMPUTE, Lane
 def lanes(plan: Plan, program: Sequence[Instruction]) -> dict[str, Lane]:
     """The busy intervals of compute and of every link of the hardware, used or not."""
     clock = _Clock(plan)
+    enter = clock.entries()
     for position, instruction in enumerate(program):
-        clock.follow(position, instruction)
+        enter[instruction.kind](position, instruction)
     return {name: log.lane() for name, log in clock.logs.items()}
 
 
@@ -75,22 +76,37 @@ class _Clock:
         self.arrived_s: dict[int, float] = {}  # decision -> when its copy back is there
         self.routes: dict[str, tuple[tuple[Link, ...], tuple[Link, ...]]] = {}
 
-    def follow(self, position: int, instruction: Instruction) -> None:
-        kind, decision = instruction.kind, instruction.decision
-        if kind is Kind.RUN or kind is Kind.REPLAY:
-            self.now_s = self.logs[COMPUTE].occupy(position, self.now_s, self.seconds[instruction.op])
-        elif kind is Kind.ENCODE or kind is Kind.DECODE:
-            self.now_s = self.logs[COMPUTE].occupy(position, self.now_s, self._codec_s(instruction))
-        elif kind is Kind.SEND:
-            finished_s = self._copy(position, instruction, self.now_s, outward=True)
-            self.left_s[decision], self.stored_s[decision] = finished_s[0], finished_s[-1]
-        elif kind is Kind.FETCH:
-            earliest_s = max(self.now_s, self.stored_s.get(decision, 0.0))
-            self.arrived_s[decision] = self._copy(position, instruction, earliest_s, outward=False)[-1]
-        elif kind is Kind.LEAVE:
-            self.now_s = max(self.now_s, self.left_s.get(decision, 0.0))
-        elif kind is Kind.ARRIVE:
-            self.now_s = max(self.now_s, self.arrived_s[decision])
+    def entries(self) -> dict[Kind, Callable[[int, Instruction], None]]:
+        return {
+            Kind.RUN: self.run,
+            Kind.REPLAY: self.run,
+            Kind.SEND: self.send,
+            Kind.LEAVE: self.leave,
+            Kind.FETCH: self.fetch,
+            Kind.ARRIVE: self.arrive,
+            Kind.ENCODE: self.convert,
+            Kind.DECODE: self.convert,
+        }
+
+    def run(self, position: int, instruction: Instruction) -> None:
+        self.now_s = self.logs[COMPUTE].occupy(position, self.now_s, self.seconds[instruction.op])
+
+    def send(self, position: int, instruction: Instruction) -> None:
+        finished_s = self._copy(position, instruction, self.now_s, outward=True)
+        self.left_s[instruction.decision], self.stored_s[instruction.decision] = finished_s[0], finished_s[-1]
+
+    def leave(self, position: int, instruction: Instruction) -> None:
+        self.now_s = max(self.now_s, self.left_s.get(instruction.decision, 0.0))
+
+    def fetch(self, position: int, instruction: Instruction) -> None:
+        earliest_s = max(self.now_s, self.stored_s[instruction.decision])
+        self.arrived_s[instruction.decision] = self._copy(position, instruction, earliest_s, outward=False)[-1]
+
+    def arrive(self, position: int, instruction: Instruction) -> None:
+        self.now_s = max(self.now_s, self.arrived_s[instruction.decision])
+
+    def convert(self, position: int, instruction: Instruction) -> None:
+        self.now_s = self.logs[COMPUTE].occupy(position, self.now_s, self._codec_s(instruction))
 
     def _copy(self, position: int, instruction: Instruction, earliest_s: float, *, outward: bool) -> list[float]:
         """Queue the copy on each link of its way; when each hop ends."""
