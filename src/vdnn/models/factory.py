@@ -44,7 +44,7 @@ class UserFactory:
         return Workload(self.name, model, args, step_of(self.name, model, loss))
 
     def unpack(self, made: Any) -> tuple[nn.Module, tuple[Tensor, ...], Loss | None]:
-        if not isinstance(made, tuple) or len(made) not in (2, 3):
+        if not isinstance(made, (tuple, list)) or len(made) not in (2, 3):
             raise InvalidInput(f"{self.name} returned {described(made)}: {CONTRACT}.")
         model, args, loss = made if len(made) == 3 else (*made, None)
         if not isinstance(model, nn.Module):
@@ -81,10 +81,7 @@ def find_factory(name: str) -> UserFactory:
     module = import_module(name, module_name)
     factory = getattr(module, attribute, None)
     if factory is None:
-        known = sorted(key for key, value in vars(module).items() if callable(value) and not key.startswith("_"))
-        raise InvalidInput(
-            f"module {module_name!r} has no {attribute!r}. What can be called there: {', '.join(known)}."
-        )
+        raise InvalidInput(f"module {module_name!r} has no {attribute!r}. It defines: {functions_of(module)}.")
     if not callable(factory):
         raise InvalidInput(f"{name} is {described(factory)} and cannot be called: {CONTRACT}.")
     return UserFactory(name, factory)
@@ -100,6 +97,11 @@ def import_module(name: str, module_name: str) -> ModuleType:
             f"cannot import {module_name!r} for the model {name!r}: {type(error).__name__}: {error}\n"
             "Run from the directory that holds it, or put that directory on PYTHONPATH."
         ) from error
+
+
+def functions_of(module: ModuleType) -> str:
+    own = [key for key, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
+    return ", ".join(sorted(key for key in own if callable(vars(module)[key]))) or "nothing that can be called"
 
 
 def step_of(name: str, model: nn.Module, loss: Loss | None) -> Callable[..., Tensor]:
@@ -133,9 +135,9 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 
 def described(thing: Any) -> str:
-    """What something is, in few words: `a tuple of 4`, `a Tensor of shape (2, 3)`, `a str`."""
+    """What something is, in few words: `a tuple of 4`, `a Tensor of shape (2, 3)`, `an object of type str`."""
     if isinstance(thing, Tensor):
         return f"a Tensor of shape {tuple(thing.shape)}"
     if isinstance(thing, (tuple, list)):
         return f"a {type(thing).__name__} of {len(thing)}"
-    return "None" if thing is None else f"a {type(thing).__name__}"
+    return "None" if thing is None else f"an object of type {type(thing).__name__}"

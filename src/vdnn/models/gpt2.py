@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from vdnn.errors import InvalidInput
 from vdnn.models.losses import token_cross_entropy
 from vdnn.models.samples import Tokens
 from vdnn.models.spec import ModelSpec, Toy, count_parameters
@@ -50,6 +51,10 @@ def causal_block(width: int, heads: int) -> Block:
 
 def gpt2(*, width: int = 768, depth: int = 12, length: int = 1024, vocabulary: int = VOCABULARY) -> ModelSpec:
     """A GPT-2 of other proportions; its heads are 64 wide, so `width` is a multiple of 64."""
+    if width < HEAD_WIDTH or width % HEAD_WIDTH:
+        raise InvalidInput(
+            f"the heads of a GPT-2 are {HEAD_WIDTH} wide, and width={width} is no multiple of {HEAD_WIDTH}."
+        )
     build = partial(GPT2, width=width, depth=depth, heads=width // HEAD_WIDTH, length=length, vocabulary=vocabulary)
     published = (width, depth, length, vocabulary) == (768, 12, 1024, VOCABULARY)
     return ModelSpec(

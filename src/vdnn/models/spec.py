@@ -64,6 +64,8 @@ class ModelSpec:
     """`sample(batch)` is `(*inputs, target)` on the current default device."""
     loss: Callable[[Any, Tensor], Tensor]
     """`loss(output, target)` is a scalar."""
+    smallest_batch: int = 1
+    """More than 1 where a batch normalization follows a map of a single pixel."""
     toy: Toy | None = None
     """What `small` builds and samples. None: this spec is small already."""
 
@@ -79,6 +81,11 @@ class ModelSpec:
     def workload(self, batch: int) -> Workload:
         """Model, sample and step, made on the current default device."""
         check_batch(batch)
+        if batch < self.smallest_batch:
+            raise InvalidInput(
+                f"{self.name} trains with batches of {self.smallest_batch} or more, not {batch}:"
+                " with fewer, one of its batch normalizations would see a single value per channel."
+            )
         model = self.build()
         return Workload(self.name, model, self.sample(batch), self.step(model))
 
