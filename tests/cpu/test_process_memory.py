@@ -50,6 +50,28 @@ def _convolution_peak_and_workspace() -> tuple[int, int]:
     return peak_of(run).delta_nbytes, accounted
 
 
+def _peak_after_churn() -> int:
+    """Leaves 20 holes of 4 MB in the heap of an allocator that has not been told to map blocks on their own."""
+    _allocate_and_free(16 * MB)  # freeing a mapped block is how glibc learns to put blocks of that size on its heap
+    blocks = _blocks(40, 4 * MB)
+    kept = blocks[::2]
+    del blocks
+    grown = peak_of(_twenty_small_blocks_then_one_of_their_size).delta_nbytes
+    assert len(kept) == 20
+    return grown
+
+
+def _twenty_small_blocks_then_one_of_their_size() -> None:
+    _blocks(20, 3 * MB)
+    _allocate_and_free(60 * MB)
+
+
+def _blocks(count: int, nbytes: int) -> list[object]:
+    import torch
+
+    return [torch.ones(nbytes, dtype=torch.uint8) for _ in range(count)]
+
+
 def _process_id() -> int:
     return os.getpid()
 
@@ -74,6 +96,12 @@ supported = pytest.mark.usefixtures("_resettable")
 @pytest.mark.parametrize("times", [1, 2])
 def test_200_mb_show_as_200_mb_whether_they_are_allocated_once_or_twice_in_turn(times: int):
     assert in_child(_torch_loaded_then_peak, 200 * MB, times) == pytest.approx(200 * MB, rel=0.02)
+
+
+@supported
+def test_what_was_allocated_and_freed_before_does_not_show_in_the_peak():
+    """Note: [The settings come first]"""
+    assert in_child(_peak_after_churn) == pytest.approx(60 * MB, rel=0.02)
 
 
 @supported
