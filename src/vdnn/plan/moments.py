@@ -18,9 +18,7 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One thing that happens: what must be on the device during it, what of that begins here, and bytes that exist only
-    now.
-    """
+    """One thing that happens: what must be on the device, what of that begins here, and bytes that exist only now."""
 
     step: int
     touches: tuple[Key, ...]
@@ -29,9 +27,7 @@ class Moment:
 
 
 def peak(plan: Plan, moments: list[Moment]) -> tuple[int, int]:
-    """The most bytes of any moment, and its step: from the last moment backwards, a key is alive until the moment at
-    which it begins.
-    """
+    """The most bytes of any moment, and its step."""
     graph = plan.problem.graph
     alive: set[Key] = {("plain", graph.values[value].storage) for value in (*graph.inputs, *graph.held)}
     total = sum(key_nbytes(plan, key) for key in alive)
@@ -40,7 +36,8 @@ def peak(plan: Plan, moments: list[Moment]) -> tuple[int, int]:
         arriving = {*moment.touches, *moment.begins} - alive
         alive |= arriving
         total += sum(key_nbytes(plan, key) for key in arriving)
-        most = max(most, (total + moment.passing_nbytes, moment.step))
+        if total + moment.passing_nbytes >= most[0]:  # of equals, the earliest
+            most = (total + moment.passing_nbytes, moment.step)
         for key in moment.begins:
             alive.remove(key)
             total -= key_nbytes(plan, key)
