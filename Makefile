@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# Two worker processes with one torch thread each beat one process with two threads: the suite is many small tensors.
+# One torch thread per worker process, so that the workers do not fight over the cores.
 TEST_WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 

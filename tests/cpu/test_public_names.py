@@ -20,7 +20,7 @@ def test_plan_is_a_function_after_its_modules_were_imported() -> None:
 
 def test_report_is_a_function_after_its_modules_were_imported() -> None:
     model = nn.Linear(4, 2)
-    step = vdnn.virtualize(lambda images: model(images).sum())
+    step = vdnn.virtualize(lambda images: model(images).sum(), device="titan-x")
     step(torch.randn(3, 4)).backward()
     assert isinstance(vdnn.report(step), vdnn.report.record.Report)
 
