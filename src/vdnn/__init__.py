@@ -24,6 +24,8 @@ import vdnn.report
 
 if TYPE_CHECKING:
     from vdnn import models as models
+    from vdnn.api import plan as plan
+    from vdnn.api import report as report
     from vdnn.api import virtualize as virtualize
 
 __version__ = "0.1.0"

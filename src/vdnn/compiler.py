@@ -14,6 +14,7 @@ from typing import Any
 from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vdnn.capture.eager_kernels import require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import InputInfo, Lowered, lower
 from vdnn.capture.tidy import tidy
@@ -89,6 +90,7 @@ def plan_joint(joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[
 def compile_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
 ) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
+    require_exact(joint.graph)
     lowered, plan = plan_joint(joint, num_forward_outputs, plain, options, name)
     forward, backward = cut(joint, lowered, plan, num_forward_outputs)
     return forward.module, backward.module, Executor(plan, forward, backward)

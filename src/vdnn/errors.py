@@ -25,6 +25,10 @@ class Unsupported(VdnnError, RuntimeError):
     """PyTorch can do this and vdnn cannot do it exactly; refusing is better than a silently different gradient."""
 
 
+class InexactTrace(Unsupported):
+    """The model uses an op whose traced form has other last bits than its eager form."""
+
+
 class LostHandle(VdnnError, RuntimeError):
     """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
 

@@ -8,8 +8,10 @@ signature. Both hand their joint graph to the same `JointCompiler`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -19,11 +21,14 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch.utils import _pytree as pytree
 
+from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.export import export_joint
 from vdnn.capture.inputs import dynamo_inputs
 from vdnn.compiler import JointCompiler, Options
-from vdnn.errors import CaptureFailed, Unsupported, VdnnError
+from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
 from vdnn.runtime.session import Session
+
+log = logging.getLogger("vdnn")
 
 MAX_CAPTURES = 128
 """Past so many signatures the shapes are not a few batch sizes but a stream, and every step would be a capture."""
@@ -39,13 +44,19 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], options: 
             " Pad batches to a few sizes, or run the odd ones on the plain model."
         )
     compiler = JointCompiler(options, dynamo_inputs(graph, inputs), session.next_name(), session.add)
-    return aot_autograd(
+    compile_graph = aot_autograd(
         fw_compiler=compiler.forward,
         bw_compiler=compiler.backward,
         inference_compiler=compiler.inference,
         partition_fn=compiler.partition,
         keep_inference_input_mutations=True,
-    )(graph, inputs)
+    )
+    try:
+        with eager_kernels():
+            return compile_graph(graph, inputs)
+    except InexactTrace as reason:
+        log.warning("a piece of %s runs plain, outside any plan: %s", session.name, reason)
+        return graph.forward
 
 
 class JustInTime:
@@ -55,9 +66,9 @@ class JustInTime:
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return compile_dynamo_graph(graph, inputs, options, session)
 
-        self._name = session.name
+        self._session, self._fullgraph = session, fullgraph
         self._compiled = torch.compile(
-            plain,
+            _inlined(plain),
             backend=backend,
             dynamic=False,
             fullgraph=fullgraph,
@@ -72,8 +83,22 @@ class JustInTime:
             if isinstance(failure.inner_exception, VdnnError):
                 raise failure.inner_exception from None
             raise
-        except dynamo_errors.Unsupported as failure:
-            raise CaptureFailed(_explain_break(self._name, failure)) from failure
+        except dynamo_errors.TorchDynamoException as failure:
+            if self._fullgraph:
+                raise CaptureFailed(_explain_break(self._session.name, failure)) from failure
+            raise
+
+
+def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, called from a function with a code object of its own.
+
+    Dynamo does not look into frames of torch itself, so a bare nn.Sequential would run uncaptured, silently; called from here it is inlined.
+    And Dynamo counts captures per code object: a shared one would run out after a few hundred models in one process."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
 
 
 def _explain_break(name: str, failure: Exception) -> str:

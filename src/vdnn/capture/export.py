@@ -23,6 +23,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.errors import CaptureFailed, InvalidInput, Unsupported, VdnnError
 
 
@@ -34,6 +35,7 @@ def export_joint(
     `exact` says that the graph will run and must be bit for bit what eager does; a graph that is only planned may be a little off."""
     try:
         stack.enter_context(traceback.preserve_node_meta())
+        stack.enter_context(eager_kernels())
         stack.enter_context(_recording_modules(module))
         stack.enter_context(_WatchRecurrent(exact=exact))
         return aot_export_joint_with_descriptors(

@@ -28,6 +28,7 @@ def tidy(joint: fx.GraphModule) -> None:
     graph = joint.graph
     remove_detaches(graph)
     forget_unread_arguments(graph)
+    draw_random_numbers_in_place(graph)
     update_statistics_in_place(graph)
     separate_phases(graph)
     keep_getitems_with_their_op(graph)
@@ -55,6 +56,22 @@ def forget_unread_arguments(graph: fx.Graph) -> None:
             is_optional = isinstance(argument.type, torch.OptionalType)
             if needs.get(argument.name) is Need.NOTHING and is_optional and isinstance(node.args[position], fx.Node):
                 node.update_arg(position, None)
+
+
+def draw_random_numbers_in_place(graph: fx.Graph) -> None:
+    """`bernoulli(empty_like(x))` was `bernoulli_` in the eager program. The two fill a transposed tensor in different orders, so this is no
+    matter of memory: the same generator would drop other elements."""
+    for node in list(graph.nodes):
+        if node.target is not aten.bernoulli.p:
+            continue
+        empty = node.args[0]
+        if isinstance(empty, fx.Node) and empty.target is aten.empty_like.default and len(empty.users) == 1:
+            with graph.inserting_before(node):
+                drawn = graph.call_function(aten.bernoulli_.float, node.args, node.kwargs)
+            copy_meta(node, drawn)
+            set_value(drawn, value_of(empty))
+            node.replace_all_uses_with(drawn)
+            graph.erase_node(node)
 
 
 def update_statistics_in_place(graph: fx.Graph) -> None:

@@ -43,8 +43,8 @@ _add(models, "vdnn models", "vdnn models --json")
 _add(inspect, "vdnn inspect vgg16 --batch 256", "vdnn inspect resnet50 --batch 64 --device v100 --optimizer adam")
 _add(
     train,
-    "vdnn train resnet50 --batch 4 --steps 3 --image-size 64",
-    "vdnn train resnet50 --batch 2 --steps 2 --image-size 64 --verify --json",
+    "vdnn train resnet50 --batch 4 --steps 3 --verify",
+    "vdnn train alexnet --batch 16 --steps 3 --optimizer adam --lr 1e-4 --json",
 )
 _add(doctor, "vdnn doctor", "vdnn doctor --quick --json")
 
