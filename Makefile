@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: setup ## Look into VGG-16 without allocating it, then train a network and compare it with plain PyTorch bit for bit
 	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
-	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --image-size 64 --verify
+	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --verify
 
 test: setup ## Run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_WORKERS)

@@ -10,7 +10,8 @@ quickly and the pure half works on a machine without torch.
 Note: [Two names that are packages and functions]
 `vdnn.plan` and `vdnn.report` are functions to a user and packages to the import system, which binds a subpackage to its
 parent's attribute of that name whenever anything inside it is imported. A function put there would disappear at the
-first `import vdnn.plan.simulate`. So the package object stays, and its class gains a `__call__` that goes to `vdnn.api`.
+first `import vdnn.plan.simulate`. So the package object stays, and its class gains a `__call__` that goes to
+`vdnn.api`. Type checkers are shown the functions.
 """
 
 from __future__ import annotations
