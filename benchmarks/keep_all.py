@@ -97,7 +97,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     chosen = [Setting(name, arguments.batch, arguments.image_size) for name in arguments.models] or list(SETTINGS)
-    print(f"{'model':12} {'batch':>5} {'eager':>10} {'vdnn':>10} {'time':>6} {'eager peak':>12} {'vdnn peak':>12} {'peak':>6}")
+    print(
+        f"{'model':12} {'batch':>5} {'eager':>10} {'vdnn':>10} {'time':>6} {'eager peak':>12} {'vdnn peak':>12} {'peak':>6}"
+    )
     for setting in chosen:
         result = compare(setting, arguments.rounds)
         print(

@@ -1,9 +1,9 @@
 """The public functions: `virtualize` a model, `plan` a step that is not run, `report` what a virtualized model did.
 
-    model = vdnn.virtualize(model)                  # captured piece by piece as it is called, through torch.compile
-    model = vdnn.virtualize(model, sample=(x,))     # captured whole and ahead of time, before the first step
-    plan = vdnn.plan(model, (x,))                   # no memory is allocated; meta tensors are welcome
-    vdnn.report(model)
+model = vdnn.virtualize(model)                  # captured piece by piece as it is called, through torch.compile
+model = vdnn.virtualize(model, sample=(x,))     # captured whole and ahead of time, before the first step
+plan = vdnn.plan(model, (x,))                   # no memory is allocated; meta tensors are welcome
+vdnn.report(model)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vdnn.front_ends import AheadOfTime, JustInTime
 from vdnn.hardware.device import Hardware
 from vdnn.plan.plan import Plan
 from vdnn.report.record import Report
-from vdnn.runtime.session import Session
+from vdnn.session import Session
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -99,7 +99,7 @@ def plan(
     """
     if not callable(model):
         raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
-    options = Options(budget=budget, strategy=strategy, device=device, optimizer=optimizer)
+    options = Options(budget=budget, strategy=strategy, device=device, optimizer=optimizer).on_known_hardware()
     sample = check_sample(args, kwargs or {})
     module = as_module(model)
     with contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ from torch import fx
 
 from vdnn.compiler import Options
 from vdnn.front_ends import compile_dynamo_graph
-from vdnn.runtime.session import Session
+from vdnn.session import Session
 
 
 def vdnn(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
-from vdnn.rewrite.boxed import boxed
+from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import cut
 from vdnn.runtime.executor import BoxedCall, Executor
 from vdnn.units import format_nbytes, parse_nbytes
@@ -64,7 +64,12 @@ class Options:
     def hardware(self) -> Hardware:
         if isinstance(self.device, Hardware):
             return self.device
-        return this_machine() if self.device is None else preset(self.device)
+        with _disable_current_modes():  # measuring this machine needs real tensors
+            return this_machine() if self.device is None else preset(self.device)
+
+    def on_known_hardware(self) -> Options:
+        """With the machine looked up. To be called before tracing starts: while AOTAutograd traces, every tensor is fake."""
+        return replace(self, device=self.hardware)
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Options:
@@ -76,7 +81,9 @@ class Options:
         return cls(**options)
 
 
-def plan_joint(joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str) -> tuple[Lowered, Plan]:
+def plan_joint(
+    joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
+) -> tuple[Lowered, Plan]:
     """Capture's last steps and the planner: what the graph is, and what to do with its storages."""
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
@@ -93,7 +100,14 @@ def compile_joint(
     require_exact(joint.graph)
     lowered, plan = plan_joint(joint, num_forward_outputs, plain, options, name)
     forward, backward = cut(joint, lowered, plan, num_forward_outputs)
-    return forward.module, backward.module, Executor(plan, forward, backward)
+    executor = Executor(
+        plan,
+        program(forward),
+        program(backward),
+        handle_position=backward.handle_position,
+        num_saved=backward.num_saved,
+    )
+    return forward.module, backward.module, executor
 
 
 @dataclass
@@ -107,11 +121,11 @@ class JointCompiler:
     executor: Executor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        # Before tracing starts: measuring this machine needs real tensors, and while AOTAutograd traces every tensor is fake.
-        with _disable_current_modes():
-            self.options = replace(self.options, device=self.options.hardware)
+        self.options = self.options.on_known_hardware()
 
-    def partition(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+    def partition(
+        self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
         forward, backward, self.executor = compile_joint(joint, num_fwd_outputs, self.plain, self.options, self.name)
         self.on_executor(self.executor)
         return forward, backward
@@ -121,7 +135,9 @@ class JointCompiler:
         return self.executor.forward
 
     def backward(self, _: fx.GraphModule, __: Sequence[Any]) -> BoxedCall:
-        assert self.executor is not None, "AOTAutograd compiles a backward only after it has partitioned the joint graph"
+        assert self.executor is not None, (
+            "AOTAutograd compiles a backward only after it has partitioned the joint graph"
+        )
         return self.executor.backward
 
     def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> BoxedCall:

@@ -26,7 +26,7 @@ from vdnn.capture.export import export_joint
 from vdnn.capture.inputs import dynamo_inputs
 from vdnn.compiler import JointCompiler, Options
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
-from vdnn.runtime.session import Session
+from vdnn.session import Session
 
 log = logging.getLogger("vdnn")
 
@@ -36,7 +36,9 @@ MAX_CAPTURES = 128
 _USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
-def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], options: Options, session: Session) -> Callable[..., Any]:
+def compile_dynamo_graph(
+    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, session: Session
+) -> Callable[..., Any]:
     """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
     if len(session.executors) >= MAX_CAPTURES:
         raise Unsupported(
@@ -140,7 +142,9 @@ class AheadOfTime:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             # By name and on every call: a parameter may have been replaced, and tied ones are expected once per name.
-            state = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
+            state = dict(
+                (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+            )
             return compiled(*(state[name] for name in names), *args, **kwargs)
 
         return step

@@ -58,7 +58,9 @@ class Trait(StrEnum):
     IN_PLACE = "in-place"  # it writes into a storage that exists already
     RANDOM = "random"  # repeating it draws other numbers unless the generator's state is replayed
     COLLECTIVE = "collective"  # other processes take part: repeating it alone hangs
-    MUST_KEEP = "must keep"  # an effect outside its outputs, or unknown to the trait table: never repeated, never dropped
+    MUST_KEEP = (
+        "must keep"  # an effect outside its outputs, or unknown to the trait table: never repeated, never dropped
+    )
 
 
 @dataclass(frozen=True, slots=True)

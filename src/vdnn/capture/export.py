@@ -76,11 +76,15 @@ def check_sample(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The positional sample arguments as a tuple. A lone tensor is a sample of one argument."""
     sample = (args,) if isinstance(args, torch.Tensor) else args
     if not isinstance(sample, (tuple, list)):
-        raise InvalidInput(f"the sample must be a tensor or a tuple of arguments, not {_describe(args)}: pass (x,) or (x, y)")
+        raise InvalidInput(
+            f"the sample must be a tensor or a tuple of arguments, not {_describe(args)}: pass (x,) or (x, y)"
+        )
     leaves = pytree.tree_leaves((tuple(sample), dict(kwargs)))
     for leaf in leaves:
         if isinstance(leaf, np.ndarray):
-            raise InvalidInput(f"the sample holds a numpy array of shape {leaf.shape}: convert it with torch.from_numpy first")
+            raise InvalidInput(
+                f"the sample holds a numpy array of shape {leaf.shape}: convert it with torch.from_numpy first"
+            )
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         raise InvalidInput(
             f"the sample holds no tensor, only {', '.join(map(_describe, leaves)) or 'nothing'}:"

@@ -120,7 +120,9 @@ def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node
 
 def _same_layout(victim: torch.Tensor, result: torch.Tensor) -> bool:
     """The victim is its whole storage, laid out as the result would be: strides are part of the result."""
-    whole = victim.untyped_storage().nbytes() == victim.numel() * victim.element_size() == result.untyped_storage().nbytes()
+    whole = (
+        victim.untyped_storage().nbytes() == victim.numel() * victim.element_size() == result.untyped_storage().nbytes()
+    )
     alike = victim.dtype == result.dtype and victim.shape == result.shape and victim.stride() == result.stride()
     return whole and alike and victim.storage_offset() == 0
 

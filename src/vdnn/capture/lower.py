@@ -108,7 +108,9 @@ def lower(
             tensor = tensor_of(node)
             if tensor is None:
                 continue
-            default_role = Role.GRADIENT_MAP if is_tangent(node) else Role.BUFFER if node.op == "get_attr" else Role.INPUT
+            default_role = (
+                Role.GRADIENT_MAP if is_tangent(node) else Role.BUFFER if node.op == "get_attr" else Role.INPUT
+            )
             info = inputs.get(node, InputInfo(node.name, default_role))
             value = builder.value(tensor, info.name, info.role)
             value_of_node[node] = value
@@ -131,7 +133,9 @@ def lower(
     held = _settle_outputs(output, num_forward_outputs, builder, value_of_node, names)
     # The gradient of a scalar is what `loss.backward()` starts from, and that call holds it to the end. Others are autograd's, which lets go.
     held += tuple(value for value in tangents if builder.values[value].shape == ())
-    graph = Graph(name, tuple(ops), tuple(builder.values), builder.storages(), tuple(graph_inputs), tuple(tangents), held)
+    graph = Graph(
+        name, tuple(ops), tuple(builder.values), builder.storages(), tuple(graph_inputs), tuple(tangents), held
+    )
     return Lowered(graph, tuple(nodes), value_of_node)
 
 
@@ -237,7 +241,11 @@ def _result_name(node: fx.Node, position: int, count: int) -> str:
 
 
 def _target_name(node: fx.Node) -> str:
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(node.target, "__name__", str(node.target))
+    return (
+        str(node.target)
+        if isinstance(node.target, torch._ops.OpOverload)
+        else getattr(node.target, "__name__", str(node.target))
+    )
 
 
 def _dtype_name(tensor: torch.Tensor) -> str:

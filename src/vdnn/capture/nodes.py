@@ -20,8 +20,8 @@ from vdnn.ir import Phase, Trait
 
 StorageKey = Hashable
 
-_DYNAMO_ROOT = re.compile(r"^(L\['[^']*'\]|G\['[^']*'\]|self)\.?")
-"""Dynamo writes module paths from the frame's local variable on: L['self'].layer1. We want layer1."""
+_DYNAMO_ROOT = re.compile(r"^(.*(__self__|cell_contents|closure__\[\d+\])|[LG]\['[^']*'\]|self)\.?")
+"""Dynamo writes module paths from the frame on: L['plain'].__self__.layer1 or L['self'].layer1. We want layer1."""
 
 
 def value_of(node: fx.Node) -> Any:

@@ -158,7 +158,11 @@ def keep_getitems_with_their_op(graph: fx.Graph) -> None:
 def protect_mutated_inputs(graph: fx.Graph) -> None:
     """Backward must see an input as forward saw it, although forward overwrites it at its end: it gets a copy made before."""
     for node in list(graph.nodes):
-        if node.target is not aten.copy_.default or not isinstance(node.args[0], fx.Node) or node.args[0].op != "placeholder":
+        if (
+            node.target is not aten.copy_.default
+            or not isinstance(node.args[0], fx.Node)
+            or node.args[0].op != "placeholder"
+        ):
             continue
         buffer = node.args[0]
         late = [user for user in buffer.users if phase_of(user) is Phase.BACKWARD]
@@ -200,5 +204,3 @@ def _view_again(graph: fx.Graph, view: fx.Node, before: fx.Node, again: dict[fx.
         set_phase(copy, Phase.BACKWARD)
         again[view] = copy
     return again[view]
-
-

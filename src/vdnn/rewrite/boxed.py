@@ -7,16 +7,19 @@ would keep every saved tensor alive through the whole backward pass; a list that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
 
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
 from vdnn.rewrite.halves import Half
+from vdnn.runtime.executor import Boxed, Program
 from vdnn.runtime.steps import mark
 
-Boxed = Callable[[list[Any]], Sequence[Any]]
+
+def program(half: Half) -> Program:
+    constants = (getattr(half.module, str(node.target), None) for node in half.module.graph.find_nodes(op="get_attr"))
+    return Program(boxed(half.module), partial(marked, half), tuple(constants))
 
 
 def boxed(module: fx.GraphModule) -> Boxed:

@@ -20,6 +20,7 @@ from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutpu
 from vdnn.capture.lower import Lowered
 from vdnn.capture.nodes import (
     fake_mode_of,
+    is_tangent,
     is_unchecked_save,
     output_descriptors,
     phase_of,
@@ -48,6 +49,13 @@ class Half:
         """Where the handle stands among backward's arguments."""
         names = [node.name for node in self.module.graph.find_nodes(op="placeholder")]
         return names.index(HANDLE)
+
+    @property
+    def num_saved(self) -> int:
+        """How many of backward's arguments come from forward; the tangents follow."""
+        return sum(
+            not is_tangent(node) or node.name == HANDLE for node in self.module.graph.find_nodes(op="placeholder")
+        )
 
 
 def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int) -> tuple[Half, Half]:
@@ -108,7 +116,9 @@ def _backward(
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in saved:
-        placeholder = graph.create_node("placeholder", HANDLE if node is None else node.name, name=HANDLE if node is None else node.name)
+        placeholder = graph.create_node(
+            "placeholder", HANDLE if node is None else node.name, name=HANDLE if node is None else node.name
+        )
         if node is None:
             _describe_handle(placeholder, joint, Phase.BACKWARD)
         else:

@@ -1,6 +1,6 @@
 """Run one captured graph: its forward, and for each forward its backward.
 
-Enters: the two halves and their plan. Leaves: two callables in AOTAutograd's boxed convention, and what they measured: the time of every
+Enters: the two programs and their plan. Leaves: two callables in AOTAutograd's boxed convention, and what they measured: the time of every
 ordinary step and the timeline of a watched one. The first step is watched; later ones run at full speed.
 """
 
@@ -18,11 +18,11 @@ import torch
 from vdnn.errors import Unsupported
 from vdnn.plan.plan import Plan
 from vdnn.plan.timeline import Timeline
-from vdnn.rewrite.boxed import boxed, marked
-from vdnn.rewrite.halves import Half
 from vdnn.runtime import handles
 from vdnn.runtime.steps import running
 from vdnn.runtime.watch import WatchedStep
+
+Boxed = Callable[[list[Any]], Sequence[Any]]
 
 KEPT_TIMES = 1000
 """How many step times are remembered: enough for a steady median, bounded for runs of a million steps."""
@@ -38,9 +38,11 @@ class OrdinaryStep:
 class BoxedCall:
     """A function of one list that it empties, as AOTAutograd wants it."""
 
-    def __init__(self, run: Callable[[list[Any]], Sequence[Any]]) -> None:
+    def __init__(self, run: Boxed) -> None:
         self._run = run
-        self._boxed_call = True  # on the instance: Dynamo's wrappers carry over an instance's attributes, not its class's
+        self._boxed_call = (
+            True  # on the instance: Dynamo's wrappers carry over an instance's attributes, not its class's
+        )
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self._run(args)
@@ -57,17 +59,29 @@ class Measured:
     num_backward: int = 0
 
 
-class Executor:
-    """One captured graph at run time."""
+@dataclass(frozen=True)
+class Program:
+    """One half, ready to run: at full speed, or with a mark before every step."""
 
-    def __init__(self, plan: Plan, forward: Half, backward: Half) -> None:
+    run: Boxed
+    run_marked: Callable[[], Boxed]
+    """Generates the marked program; few steps are watched, so it is made only for them."""
+
+    constants: tuple[Any, ...] = ()
+    """Tensors that belong to the program itself."""
+
+
+class Executor:
+    """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them, then the tangents."""
+
+    def __init__(
+        self, plan: Plan, forward: Program, backward: Program, *, handle_position: int, num_saved: int
+    ) -> None:
         self.plan = plan
         self.measured = Measured()
         self._graph = plan.problem.graph
-        self._forward_half, self._backward_half = forward, backward
-        self._run_forward, self._run_backward = boxed(forward.module), boxed(backward.module)
-        self._handle_position = backward.handle_position
-        self._num_saved = _count_saved(backward)
+        self._forward_program, self._backward_program = forward, backward
+        self._handle_position, self._num_saved = handle_position, num_saved
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
 
@@ -81,7 +95,7 @@ class Executor:
             return self._forward_watched(args)
         begin = time.perf_counter()
         with running(OrdinaryStep()):
-            results = self._run_forward(args)
+            results = self._forward_program.run(args)
         self.measured.forward_s.append(time.perf_counter() - begin)
         return results
 
@@ -92,14 +106,14 @@ class Executor:
         if isinstance(step, WatchedStep) and step.timeline is None:
             return self._backward_watched(step, args)
         begin = time.perf_counter()
-        gradients = self._run_backward(args)
+        gradients = self._backward_program.run(args)
         self.measured.backward_s.append(time.perf_counter() - begin)
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
         step = WatchedStep(self._graph)
-        step.count_inputs(args, _constants(self._forward_half))
-        program = marked(self._forward_half)
+        step.count_inputs(args, self._forward_program.constants)
+        program = self._forward_program.run_marked()
         with step.tracker, running(step):
             results = program(args)
         step.end_half()
@@ -107,23 +121,12 @@ class Executor:
 
     def _backward_watched(self, step: WatchedStep, args: list[Any]) -> Sequence[Any]:
         step.count_tangents(args[self._num_saved :])
-        program = marked(self._backward_half)
+        program = self._backward_program.run_marked()
         with step.tracker, running(step):
             gradients = program(args)
         step.end_half()
         self.measured.timeline = step.timeline
         return gradients
-
-
-def _count_saved(backward: Half) -> int:
-    """How many of backward's arguments come from forward; the tangents follow."""
-    names = [node.name for node in backward.module.graph.find_nodes(op="placeholder")]
-    return sum(not name.startswith("tangents") for name in names)
-
-
-def _constants(half: Half) -> list[Any]:
-    module = half.module
-    return [getattr(module, str(node.target), None) for node in module.graph.find_nodes(op="get_attr")]
 
 
 def _refuse_double_backward() -> None:

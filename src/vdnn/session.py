@@ -35,7 +35,9 @@ class Session:
 
     def report(self) -> Report:
         if not self.executors:
-            raise InvalidInput(f"{self.name} has not run a training step yet: call it and its backward once, then ask for the report")
+            raise InvalidInput(
+                f"{self.name} has not run a training step yet: call it and its backward once, then ask for the report"
+            )
         return Report(self.name, self.strategy, self.budget_nbytes, tuple(_piece(e) for e in self.executors))
 
 
