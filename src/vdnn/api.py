@@ -42,6 +42,8 @@ def virtualize(
     strategy: str = "keep-all",
     fullgraph: bool = False,
     device: str | Hardware | None = None,
+    costs: str = "roofline",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """The same model, trained inside `budget` bytes with the same gradients.
 
@@ -50,10 +52,12 @@ def virtualize(
 
     `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is captured when it is
     called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names the line.
+
+    `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true for this machine.
     """
     if not callable(model):
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
-    options = Options(budget=budget, strategy=strategy, device=device)
+    options = Options(budget=budget, strategy=strategy, device=device, costs=costs, progress=progress)
     session = Session(_name_of(model), strategy, options.budget_nbytes)
     if isinstance(model, nn.Module):
         virtual: Any = copy.copy(model)
@@ -92,6 +96,8 @@ def plan(
     device: str | Hardware | None = None,
     strategy: str = "keep-all",
     optimizer: str | None = None,
+    costs: str = "roofline",
+    progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """What one training step of `model` would do on `device`, without running or allocating it.
 
@@ -99,7 +105,9 @@ def plan(
     """
     if not callable(model):
         raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
-    options = Options(budget=budget, strategy=strategy, device=device, optimizer=optimizer).on_known_hardware()
+    options = Options(
+        budget=budget, strategy=strategy, device=device, optimizer=optimizer, costs=costs, progress=progress
+    ).on_known_hardware()
     sample = check_sample(args, kwargs or {})
     module = as_module(model)
     with contextlib.ExitStack() as stack:

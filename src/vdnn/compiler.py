@@ -18,11 +18,15 @@ from vdnn.capture.eager_kernels import require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import InputInfo, Lowered, lower
 from vdnn.capture.tidy import tidy
+from vdnn.cost.cache import CostCache
+from vdnn.cost.measured import measure
 from vdnn.cost.roofline import roofline
+from vdnn.cost.table import CostTable
 from vdnn.errors import InvalidInput
 from vdnn.hardware.detect import this_machine
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.presets import preset
+from vdnn.op_calls import op_calls
 from vdnn.optimizers import with_optimizer_state
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -52,9 +56,20 @@ class Options:
     optimizer: str | None = None
     """Whose state is counted into the memory of the step: "adam", "momentum", ... None: nobody's."""
 
+    costs: str = "roofline"
+    """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured" (each distinct op is
+    run once on this machine, and remembered)."""
+
+    progress: Callable[[int, int], None] | None = None
+    """Called with (done, total) while ops are measured."""
+
     def __post_init__(self) -> None:
         if self.budget is not None:
             parse_nbytes(self.budget)
+        if self.costs not in ("roofline", "measured"):
+            raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
+        if self.costs == "measured" and self.device is not None and self.device != this_machine():
+            raise InvalidInput(f"ops can be measured on this machine only, not on {self.device!r}: leave out costs='measured' or device=")
 
     @property
     def budget_nbytes(self) -> int | None:
@@ -81,6 +96,14 @@ class Options:
         return cls(**options)
 
 
+def estimate(lowered: Lowered, options: Options) -> CostTable:
+    """What each step costs, as the options want it known."""
+    if options.costs == "roofline":
+        return roofline(lowered.graph, options.hardware)
+    with _disable_current_modes():  # real ops on real tensors, in the middle of a trace
+        return measure(op_calls(lowered), CostCache(), progress=options.progress)
+
+
 def plan_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
 ) -> tuple[Lowered, Plan]:
@@ -88,7 +111,7 @@ def plan_joint(
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph, hardware = with_optimizer_state(lowered.graph, options.optimizer), options.hardware
-    problem = Problem(graph, roofline(graph, hardware), hardware, options.budget_nbytes)
+    problem = Problem(graph, estimate(lowered, options), hardware, options.budget_nbytes)
     plan = check(solve(problem, options.strategy))
     log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
     return lowered, plan

@@ -15,10 +15,11 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput, PlainAOTInput
 
 from vdnn.capture.lower import InputInfo
-from vdnn.capture.nodes import descriptor_of, is_tangent
+from vdnn.capture.nodes import descriptor_of, dynamo_source, is_tangent
 from vdnn.ir import Role
 
-_DYNAMO_NAME = re.compile(r"^[lLgG]_(self|[a-zA-Z0-9]+)_(?=modules_|parameters_|buffers_)")
+_STATE_KEY = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
+"""The keys on the way from a root module to a parameter, as Dynamo's sources spell it: L['self']._modules['c']._parameters['weight']."""
 
 
 def describe_inputs(graph: fx.Graph, plain: Sequence[InputInfo]) -> dict[fx.Node, InputInfo]:
@@ -41,22 +42,13 @@ def describe_inputs(graph: fx.Graph, plain: Sequence[InputInfo]) -> dict[fx.Node
 
 def dynamo_inputs(module: fx.GraphModule, example_inputs: Sequence[Any]) -> list[InputInfo]:
     """What Dynamo lifted to arguments, in their order: parameters and buffers by their names in the model, the rest as inputs."""
-    names = module.meta.get("dynamo_flat_name_to_original_fqn", {})
     placeholders = module.graph.find_nodes(op="placeholder")
-    return [_dynamo_input(node, example, names) for node, example in zip(placeholders, example_inputs, strict=True)]
+    return [_dynamo_input(node, example) for node, example in zip(placeholders, example_inputs, strict=True)]
 
 
-def _dynamo_input(node: fx.Node, example: Any, names: dict[str, str]) -> InputInfo:
-    name = names.get(str(node.target)) or _readable(node.name)
+def _dynamo_input(node: fx.Node, example: Any) -> InputInfo:
+    source = dynamo_source(node)
+    name = ".".join(_STATE_KEY.findall(source)) or node.name
     if isinstance(example, torch.nn.Parameter):
         return InputInfo(name, Role.PARAMETER)
-    is_buffer = "_buffers_" in node.name
-    return InputInfo(name, Role.BUFFER if is_buffer else Role.INPUT)
-
-
-def _readable(name: str) -> str:
-    """l_self_modules_c_parameters_weight_ → c.weight, as far as Dynamo's flattening of names can be undone."""
-    path = _DYNAMO_NAME.sub("", name).strip("_")
-    for word in ("modules_", "parameters_", "buffers_"):
-        path = path.replace(f"_{word}", ".").removeprefix(word)
-    return re.sub(r"^[lL]_", "", path)
+    return InputInfo(name, Role.BUFFER if "_buffers[" in source else Role.INPUT)

@@ -156,3 +156,11 @@ def count_forward_outputs(graph: fx.Graph) -> int:
     tangents = sum(is_tangent(node) for node in placeholders)
     outputs: Any = graph.output_node().args[0]
     return len(outputs) - (len(placeholders) - tangents) if tangents else len(outputs)
+
+
+def dynamo_source(placeholder: fx.Node) -> str:
+    """Where Dynamo found an input, as a Python expression over the frame; empty when it did not say."""
+    argument = placeholder.meta.get("grapharg")
+    source = getattr(argument, "source", None)
+    name = getattr(source, "name", "")
+    return name() if callable(name) else str(name)
