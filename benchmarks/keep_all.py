@@ -1,7 +1,9 @@
-"""What running through vdnn costs when nothing is saved: step time and storage peak of keep-all over plain eager PyTorch.
+"""What running through vdnn costs when nothing is saved: step time and storage peak of keep-all over plain eager
+PyTorch.
 
-Eager and vdnn steps alternate in one process, so that whatever else the machine does falls on both; the figure is the ratio of medians.
-Peaks are exact tensor bytes (parameters, gradients, inputs, feature maps), counted on separate steps, because counting is slow.
+Eager and vdnn steps alternate in one process, so that whatever else the machine does falls on both; the figure is the
+ratio of medians. Peaks are exact tensor bytes (parameters, gradients, inputs, feature maps), counted on separate steps,
+because counting is slow.
 
     python benchmarks/keep_all.py                  # the three networks of the README's table
     python benchmarks/keep_all.py vgg16 --batch 4
@@ -10,7 +12,6 @@ Peaks are exact tensor bytes (parameters, gradients, inputs, feature maps), coun
 from __future__ import annotations
 
 import argparse
-import copy
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,13 +99,16 @@ def main() -> None:
     arguments = parser.parse_args()
     chosen = [Setting(name, arguments.batch, arguments.image_size) for name in arguments.models] or list(SETTINGS)
     print(
-        f"{'model':12} {'batch':>5} {'eager':>10} {'vdnn':>10} {'time':>6} {'eager peak':>12} {'vdnn peak':>12} {'peak':>6}"
+        f"{'model':12} {'batch':>5} {'eager':>10} {'vdnn':>10} {'time':>6} {'eager peak':>12} {'vdnn peak':>12}"
+        f" {'peak':>6}"
     )
     for setting in chosen:
         result = compare(setting, arguments.rounds)
         print(
-            f"{setting.model:12} {setting.batch:5} {format_seconds(result.eager_s):>10} {format_seconds(result.vdnn_s):>10}"
-            f" {result.time_ratio:6.3f} {format_nbytes(result.eager_peak_nbytes):>12} {format_nbytes(result.vdnn_peak_nbytes):>12}"
+            f"{setting.model:12} {setting.batch:5} {format_seconds(result.eager_s):>10}"
+            f" {format_seconds(result.vdnn_s):>10}"
+            f" {result.time_ratio:6.3f} {format_nbytes(result.eager_peak_nbytes):>12}"
+            f" {format_nbytes(result.vdnn_peak_nbytes):>12}"
             f" {result.peak_ratio:6.3f}",
             flush=True,
         )

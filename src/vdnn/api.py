@@ -47,13 +47,16 @@ def virtualize(
 ) -> Model:
     """The same model, trained inside `budget` bytes with the same gradients.
 
-    A module comes back as another object of its class that shares all parameters, buffers and submodules with it; the original stays plain. A
-    function comes back as a function. Without gradients (`torch.no_grad()`) nothing is stashed and the plain model runs.
+    A module comes back as another object of its class that shares all parameters, buffers and submodules with it; the
+    original stays plain. A function comes back as a function. Without gradients (`torch.no_grad()`) nothing is stashed
+    and the plain model runs.
 
-    `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is captured when it is
-    called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names the line.
+    `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is
+    captured when it is called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names
+    the line.
 
-    `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true for this machine.
+    `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
+    for this machine.
     """
     if not callable(model):
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
@@ -101,7 +104,8 @@ def plan(
 ) -> Plan:
     """What one training step of `model` would do on `device`, without running or allocating it.
 
-    `model` is a module (the loss is outside: its output's gradient arrives as an input) or a function with the loss inside.
+    `model` is a module (the loss is outside: its output's gradient arrives as an input) or a function with the loss
+    inside.
     """
     if not callable(model):
         raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])

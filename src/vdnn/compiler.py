@@ -1,7 +1,8 @@
 """Where both front ends meet: a joint graph becomes a planned, running pair of forward and backward.
 
-Enters: a joint graph from Dynamo or from ahead-of-time export, and the user's options. Leaves: an `Executor`. `compile_joint` is the pipeline
-of the whole project on one screen; every line of it is one function over frozen values or one graph.
+Enters: a joint graph from Dynamo or from ahead-of-time export, and the user's options. Leaves: an `Executor`.
+`compile_joint` is the pipeline of the whole project on one screen; every line of it is one function over frozen values
+or one graph.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ class Options:
     """Whose state is counted into the memory of the step: "adam", "momentum", ... None: nobody's."""
 
     costs: str = "roofline"
-    """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured" (each distinct op is
-    run once on this machine, and remembered)."""
+    """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
+    (each distinct op is run once on this machine, and remembered)."""
 
     progress: Callable[[int, int], None] | None = None
     """Called with (done, total) while ops are measured."""
@@ -69,7 +70,10 @@ class Options:
         if self.costs not in ("roofline", "measured"):
             raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
         if self.costs == "measured" and self.device is not None and self.device != this_machine():
-            raise InvalidInput(f"ops can be measured on this machine only, not on {self.device!r}: leave out costs='measured' or device=")
+            raise InvalidInput(
+                f"ops can be measured on this machine only, not on {self.device!r}: leave out costs='measured' or"
+                " device="
+            )
 
     @property
     def budget_nbytes(self) -> int | None:
@@ -83,7 +87,8 @@ class Options:
             return this_machine() if self.device is None else preset(self.device)
 
     def on_known_hardware(self) -> Options:
-        """With the machine looked up. To be called before tracing starts: while AOTAutograd traces, every tensor is fake."""
+        """With the machine looked up. To be called before tracing starts: while AOTAutograd traces, every tensor is
+        fake."""
         return replace(self, device=self.hardware)
 
     @classmethod
@@ -153,11 +158,11 @@ class JointCompiler:
         self.on_executor(self.executor)
         return forward, backward
 
-    def forward(self, _: fx.GraphModule, __: Sequence[Any]) -> BoxedCall:
+    def forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCall:
         assert self.executor is not None, "AOTAutograd compiles a forward only after it has partitioned the joint graph"
         return self.executor.forward
 
-    def backward(self, _: fx.GraphModule, __: Sequence[Any]) -> BoxedCall:
+    def backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCall:
         assert self.executor is not None, (
             "AOTAutograd compiles a backward only after it has partitioned the joint graph"
         )

@@ -1,8 +1,8 @@
 """The two ways from a model to a joint graph, as callables that run the model.
 
-`JustInTime` goes through Dynamo, as `torch.compile` does: graphs are captured when the model is called, guarded, and captured again for
-new shapes; where Python gets in the way the model is captured in pieces. `AheadOfTime` traces the whole step once per
-signature. Both hand their joint graph to the same `JointCompiler`.
+`JustInTime` goes through Dynamo, as `torch.compile` does: graphs are captured when the model is called, guarded, and
+captured again for new shapes; where Python gets in the way the model is captured in pieces. `AheadOfTime` traces the
+whole step once per signature. Both hand their joint graph to the same `JointCompiler`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def compile_dynamo_graph(
     """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
     if len(session.executors) >= MAX_CAPTURES:
         raise Unsupported(
-            f"{session.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called with new ones again."
+            f"{session.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called"
+            " with new ones again."
             " Pad batches to a few sizes, or run the odd ones on the plain model."
         )
     compiler = JointCompiler(options, dynamo_inputs(graph, inputs), session.next_name(), session.add)
@@ -69,7 +70,10 @@ class JustInTime:
             return compile_dynamo_graph(graph, inputs, options, session)
 
         self._session, self._fullgraph = session, fullgraph
-        self._compiled = torch.compile(
+        compile_with_limits: Any = (
+            torch.compile
+        )  # its overloads do not know the last two arguments, its implementation does
+        self._compiled = compile_with_limits(
             _inlined(plain),
             backend=backend,
             dynamic=False,
@@ -94,8 +98,9 @@ class JustInTime:
 def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:
     """`plain`, called from a function with a code object of its own.
 
-    Dynamo does not look into frames of torch itself, so a bare nn.Sequential would run uncaptured, silently; called from here it is inlined.
-    And Dynamo counts captures per code object: a shared one would run out after a few hundred models in one process."""
+    Dynamo does not look into frames of torch itself, so a bare nn.Sequential would run uncaptured, silently; called
+    from here it is inlined. And Dynamo counts captures per code object: a shared one would run out after a few hundred
+    models in one process."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs)

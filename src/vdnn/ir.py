@@ -1,7 +1,7 @@
 """The vocabulary: Op, Value, Storage and Graph of one training step.
 
-Enters: what `capture/lower.py` reads from PyTorch, or what a test or `papers/` writes by hand. Leaves: a `Graph` that the
-cost model, the planner, the simulator and the report share. Nothing here imports torch.
+Enters: what `capture/lower.py` reads from PyTorch, or what a test or `papers/` writes by hand. Leaves: a `Graph` that
+the cost model, the planner, the simulator and the report share. Nothing here imports torch.
 
 The one idea: **a storage is what costs memory**. A value is a typed view of a storage; an op reads and writes values.
 Views, in-place ops and outputs that alias inputs are several values of one storage, so whatever counts bytes counts
@@ -132,8 +132,9 @@ class Lifetime:
 class Graph:
     """One training step: ops in execution order over values over storages, all addressed by position.
 
-    `inputs` exist before step 0. `tangents` arrive with the first backward step. `held` values are kept by the caller once they exist:
-    the forward's outputs and the gradients. `tangents` are let go after their last use unless they are also in `held`.
+    `inputs` exist before step 0. `tangents` arrive with the first backward step. `held` values are kept by the caller
+    once they exist: the forward's outputs and the gradients. `tangents` are let go after their last use unless they are
+    also in `held`.
     """
 
     name: str
@@ -189,7 +190,8 @@ class Graph:
 
     @cached_property
     def stashed(self) -> tuple[int, ...]:
-        """Storages made in forward and read in backward: what a plan decides about. Persistent roles are not among them."""
+        """Storages made in forward and read in backward: what a plan decides about. Persistent roles are not among
+        them."""
         made: set[int] = set()
         stashed: dict[int, None] = {}
         for step, op in enumerate(self.ops):
@@ -213,7 +215,8 @@ class Graph:
                 storage = self.values[read.value].storage
                 if storage in stashed:
                     known = needs.get(storage, Need.NOTHING)
-                    # Two different partial needs are not ordered in truth (a sign is no window index): together they need all.
+                    # Two different partial needs are not ordered in truth (a sign is no window index): together they
+                    # need all.
                     both_partial = Need.SHAPE not in (known, read.need) and Need.NOTHING not in (known, read.need)
                     joined = max(known, read.need, key=order.__getitem__)
                     needs[storage] = joined if known == read.need or not both_partial else Need.ALL

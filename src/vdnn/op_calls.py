@@ -1,7 +1,8 @@
 """From the steps of a captured graph to calls that can be measured one by one.
 
-Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views. Inputs are made up with the shapes, strides and dtypes
-of the trace: random floats, zeros for integers (which are indices more often than not, and zero is always one).
+Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views. Inputs are made up with
+the shapes, strides and dtypes of the trace: random floats, zeros for integers (which are indices more often than not,
+and zero is always one).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ def _call(node: fx.Node, is_view: bool) -> OpCall | None:
 
 
 def _key(node: fx.Node) -> str:
-    """Op and arguments; a tensor that stands in two places says so, because an op in place costs less than one that is not."""
+    """Op and arguments; a tensor that stands in two places says so, because an op in place costs less than one that is
+    not."""
     seen: dict[fx.Node, int] = {}
 
     def describe(source: fx.Node) -> str:
@@ -56,7 +58,7 @@ def _make(node: fx.Node) -> Callable[[], object]:
             made[source] = value_of(source) if tensor is None else _invented(tensor)
         return made[source]
 
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), make)  # type: ignore[misc]
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), make)
     target: Any = node.target
     return lambda: target(*args, **kwargs)
 
@@ -66,6 +68,7 @@ def _invented(like: torch.Tensor) -> torch.Tensor:
     shape, stride = tuple(like.shape), like.stride()
     extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if like.numel() else 0
     flat = torch.empty(extent, dtype=like.dtype)
-    # Between 0.1 and 1: safe as a variance, a divisor and under a logarithm; denormals would cost time that real data does not.
+    # Between 0.1 and 1: safe as a variance, a divisor and under a logarithm; denormals would cost time that real data
+    # does not.
     flat = flat.uniform_(0.1, 1.0) if like.dtype.is_floating_point else flat.zero_()
     return flat.as_strided(shape, stride)

@@ -1,7 +1,7 @@
 """What optimizers keep between steps, as storages of a graph.
 
-Enters: a graph and an optimizer's name. Leaves: the graph with the optimizer's state among its inputs. Sizes are those of torch.optim: whole copies of each
-parameter, and for optimizers that count steps one float32 per parameter.
+Enters: a graph and an optimizer's name. Leaves: the graph with the optimizer's state among its inputs. Sizes are those
+of torch.optim: whole copies of each parameter, and for optimizers that count steps one float32 per parameter.
 """
 
 from __future__ import annotations

@@ -39,7 +39,8 @@ def parse_nbytes(amount: int | str) -> int:
     match = _AMOUNT.fullmatch(amount)
     if match is None or match["unit"].lower() not in _NBYTES_PER_UNIT:
         raise ValueError(
-            f"cannot read {amount!r} as an amount of memory: write a number and a unit, as in '12GiB', '1.5 GB' or '4096'."
+            f"cannot read {amount!r} as an amount of memory: write a number and a unit, as in '12GiB', '1.5 GB' or"
+            " '4096'."
             " Units: B, KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (powers of 1000)."
         )
     return round(float(match["number"]) * _NBYTES_PER_UNIT[match["unit"].lower()])

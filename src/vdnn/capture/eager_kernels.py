@@ -1,14 +1,15 @@
 """While a model is traced, have composite ops take the path they take in eager mode.
 
-PyTorch keeps Python versions of some composite ops, written for symbolic shapes, and its tracers prefer them. Not all compute the same bits as the
-C++ versions that eager mode runs: dropout with p = 0.025 scales by another last bit, bilinear upsampling adds in another order.
-Shapes are concrete here, so the C++ versions can be traced, and what is captured is what eager runs.
+PyTorch keeps Python versions of some composite ops, written for symbolic shapes, and its tracers prefer them. Not all
+compute the same bits as the C++ versions that eager mode runs: dropout with p = 0.025 scales by another last bit,
+bilinear upsampling adds in another order. Shapes are concrete here, so the C++ versions can be traced, and what is
+captured is what eager runs.
 
-Dropout is the one op with a version of our own: PyTorch's fused form where it gives eager's bits, because its mask takes a byte per element and
-not a whole number, and eager's own formula everywhere else.
+Dropout is the one op with a version of our own: PyTorch's fused form where it gives eager's bits, because its mask
+takes a byte per element and not a whole number, and eager's own formula everywhere else.
 
-Two exceptions keep their Python version: ops whose C++ version reads tensor values (`one_hot`), which a trace cannot, and fused recurrent
-layers, which are judged where they are met (`export.py`, Note [Fused recurrent layers]).
+Two exceptions keep their Python version: ops whose C++ version reads tensor values (`one_hot`), which a trace cannot,
+and fused recurrent layers, which are judged where they are met (`export.py`, Note [Fused recurrent layers]).
 """
 
 from __future__ import annotations
@@ -50,23 +51,26 @@ _PREFERRED_IN_PYTHON = (
 
 
 _DECIDED_BY_VALUES = {
-    aten.prod: "the gradient of prod takes another path in eager mode when no element is zero, which a trace cannot know",
+    aten.prod: "its eager gradient takes another path when no element is zero, which a trace cannot know",
 }
 
 
 def require_exact(graph: fx.Graph) -> None:
     """Refuse a traced graph with an op whose eager gradient depends on values that a trace does not have."""
     for node in graph.nodes:
-        reason = _DECIDED_BY_VALUES.get(getattr(node.target, "overloadpacket", None))
+        packet: Any = getattr(node.target, "overloadpacket", None)
+        reason = _DECIDED_BY_VALUES.get(packet)
         if reason is not None:
             raise InexactTrace(
                 f"{node.target} cannot be captured bit for bit: {reason}."
-                " Write the product as a chain of multiplications or as exp(sum(log)), or leave this part of the model plain."
+                " Write the product as a chain of multiplications or as exp(sum(log)), or leave this part of the model"
+                " plain."
             )
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Eager's CPU dropout, bit for bit. The fused form multiplies by 1/(1-p) rounded once, eager divides 1 by a rounded 1-p."""
+    """Eager's CPU dropout, bit for bit. The fused form multiplies by 1/(1-p) rounded once, eager divides 1 by a rounded
+    1-p."""
     if p == 0 or not train or tensor.numel() == 0:
         return tensor
     if p == 1:
@@ -79,8 +83,8 @@ def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
 
 
 def _scales_alike(p: float, dtype: torch.dtype) -> bool:
-    number = {torch.float32: np.float32, torch.float64: np.float64}.get(dtype)
-    return number is not None and number(1) / number(1 - p) == number(1 / (1 - p))
+    number: Any = {torch.float32: np.float32, torch.float64: np.float64}.get(dtype)
+    return number is not None and bool(number(1) / number(1 - p) == number(1 / (1 - p)))
 
 
 @contextmanager

@@ -1,10 +1,11 @@
 """The ahead-of-time front end: a whole training step as one joint graph, without running it.
 
-Enters: a module, or a function with the loss inside, and sample arguments: real, fake or meta tensors. Leaves: the joint graph of AOTAutograd.
-For planning the parameters are replaced by fake ones, so a network of any size is captured without allocating it.
+Enters: a module, or a function with the loss inside, and sample arguments: real, fake or meta tensors. Leaves: the
+joint graph of AOTAutograd. For planning the parameters are replaced by fake ones, so a network of any size is captured
+without allocating it.
 
-Known limits: Python control flow is followed as the sample takes it, as in every tracer; fused recurrent layers are refused where
-the traced program would differ from the eager one (Note [Fused recurrent layers]).
+Known limits: Python control flow is followed as the sample takes it, as in every tracer; fused recurrent layers are
+refused where the traced program would differ from the eager one (Note [Fused recurrent layers]).
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ from vdnn.errors import CaptureFailed, InvalidInput, Unsupported, VdnnError
 def export_joint(
     stack: contextlib.ExitStack, module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, exact: bool
 ) -> Any:
-    """AOTAutograd's joint graph of one step of `module`, with descriptors. `stack` must stay open while it is compiled further.
+    """AOTAutograd's joint graph of one step of `module`, with descriptors. `stack` must stay open while it is compiled
+    further.
 
-    `exact` says that the graph will run and must be bit for bit what eager does; a graph that is only planned may be a little off."""
+    `exact` says that the graph will run and must be bit for bit what eager does; a graph that is only planned may be a
+    little off."""
     try:
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(eager_kernels())
@@ -45,8 +48,10 @@ def export_joint(
         raise
     except Exception as failure:
         raise CaptureFailed(
-            f"could not capture {type(module).__name__} ahead of time: {type(failure).__name__}: {_first_line(failure)}\n"
-            "A step that depends on the values of tensors (`if loss > 1`, `.item()`) or on tensors outside its modules and"
+            f"could not capture {type(module).__name__} ahead of time: {type(failure).__name__}:"
+            f" {_first_line(failure)}\n"
+            "A step that depends on the values of tensors (`if loss > 1`, `.item()`) or on tensors outside its modules"
+            " and"
             " arguments has no single graph. vdnn.virtualize without a sample captures such models piece by piece."
         ) from failure
 
@@ -55,7 +60,8 @@ def export_joint(
 def fake_step(
     module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, device: str = "cpu"
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """While open, the module's parameters and buffers are fake tensors on `device`; yields the arguments as fake ones too."""
+    """While open, the module's parameters and buffers are fake tensors on `device`; yields the arguments as fake ones
+    too."""
     mode = _fake_mode_in((*args, *kwargs.values(), *module.parameters(), *module.buffers())) or FakeTensorMode()
 
     def fake(leaf: Any) -> Any:
@@ -125,9 +131,10 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
 
 
 class _WatchRecurrent(TorchFunctionMode):
-    """Note [Fused recurrent layers]: a traced nn.LSTM, nn.GRU or nn.RNN is a decomposition. It leaves inter-layer dropout out
-    (torch/_decomp/decompositions.py compares `num_layers < i - 1`), silently, and where eager runs a fused kernel its last bits differ.
-    The first is wrong even for a plan; the second is wrong for a run that promises the same bits."""
+    """Note [Fused recurrent layers]: a traced nn.LSTM, nn.GRU or nn.RNN is a decomposition. It leaves inter-layer
+    dropout out (torch/_decomp/decompositions.py compares `num_layers < i - 1`), silently, and where eager runs a fused
+    kernel its last bits differ. The first is wrong even for a plan; the second is wrong for a run that promises the
+    same bits."""
 
     _FUSED = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
@@ -145,14 +152,18 @@ class _WatchRecurrent(TorchFunctionMode):
         _, num_layers, dropout, train = [arg for arg in args if isinstance(arg, (bool, int, float))][:4]
         if train and num_layers > 1 and dropout > 0:
             raise Unsupported(
-                f"{func.__name__} with dropout={dropout} between its {num_layers} layers loses that dropout when it is traced, and its gradients"
-                " with it. Write the layers as separate modules with nn.Dropout between them, or use vdnn.virtualize without a sample,"
+                f"{func.__name__} with dropout={dropout} between its {num_layers} layers loses that dropout when it is"
+                " traced, and its gradients"
+                " with it. Write the layers as separate modules with nn.Dropout between them, or use vdnn.virtualize"
+                " without a sample,"
                 " which runs the layer eagerly."
             )
         if self._exact:
             raise Unsupported(
-                f"{func.__name__} runs as one fused kernel in eager mode and as separate ops when traced, with other last bits."
-                " Use vdnn.virtualize without a sample, which runs the layer eagerly, or write it with nn.LSTMCell / nn.GRUCell."
+                f"{func.__name__} runs as one fused kernel in eager mode and as separate ops when traced, with other"
+                " last bits."
+                " Use vdnn.virtualize without a sample, which runs the layer eagerly, or write it with nn.LSTMCell /"
+                " nn.GRUCell."
             )
 
 

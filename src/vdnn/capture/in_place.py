@@ -1,10 +1,12 @@
 """Write a result over an input that nobody will read again, where that is exact.
 
-Enters: a joint graph in execution order. Leaves: the same graph in which elementwise ops whose input dies with them reuse its memory: ReLU
-after a convolution or BatchNorm, residual additions, ReLU's backward, sums of gradients. That is what eager code asks for with
-`inplace=True` and what autograd does when it accumulates; here it follows from liveness alone.
+Enters: a joint graph in execution order. Leaves: the same graph in which elementwise ops whose input dies with them
+reuse its memory: ReLU after a convolution or BatchNorm, residual additions, ReLU's backward, sums of gradients. That is
+what eager code asks for with `inplace=True` and what autograd does when it accumulates; here it follows from liveness
+alone.
 
-Exact because every op below computes each element from the elements at the same position, with the same kernel in both forms.
+Exact because every op below computes each element from the elements at the same position, with the same kernel in both
+forms.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ OUT_OF = {
 
 @dataclass
 class _Liveness:
-    """Which storage a node's result really lives in as reuse merges storages, when each is touched last, and where it was born."""
+    """Which storage a node's result really lives in as reuse merges storages, when each is touched last, and where it
+    was born."""
 
     merged: dict[StorageKey, StorageKey] = field(default_factory=dict)
     last_touch: dict[StorageKey, int] = field(default_factory=dict)
@@ -98,7 +101,8 @@ def write_into_dead_inputs(graph: fx.Graph) -> None:
 
 
 def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node]:
-    """Inputs that `node` may overwrite: dead after it, of its phase, of exactly its layout, and read through no other alias."""
+    """Inputs that `node` may overwrite: dead after it, of its phase, of exactly its layout, and read through no other
+    alias."""
     if node.target in OUT_OF:
         candidates = [arg for arg in node.args if isinstance(arg, fx.Node)]
     elif node.target in IN_PLACE_OF and isinstance(node.args[0], fx.Node):
@@ -130,7 +134,7 @@ def _same_layout(victim: torch.Tensor, result: torch.Tensor) -> bool:
 def _rewrite(graph: fx.Graph, node: fx.Node, victim: fx.Node) -> None:
     with graph.inserting_before(node):
         if node.target in IN_PLACE_OF and node.args[0] is victim:
-            rewritten = graph.call_function(IN_PLACE_OF[node.target], node.args, node.kwargs)  # type: ignore[index]
+            rewritten = graph.call_function(IN_PLACE_OF[node.target], node.args, node.kwargs)
         else:
             target, out = OUT_OF[node.target]  # type: ignore[index]
             rewritten = graph.call_function(target, node.args, {**node.kwargs, out: victim})

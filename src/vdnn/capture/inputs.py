@@ -1,7 +1,8 @@
 """What the inputs of a joint graph are to the model: which parameter, which buffer, which argument.
 
-Enters: a joint graph whose placeholders carry AOTAutograd's descriptors and, when Dynamo made the graph, Dynamo's own inputs. Leaves: an
-`InputInfo` per placeholder. An input that nobody can name is a plain input, which is the safe reading: it persists and is never moved.
+Enters: a joint graph whose placeholders carry AOTAutograd's descriptors and, when Dynamo made the graph, Dynamo's own
+inputs. Leaves: an `InputInfo` per placeholder. An input that nobody can name is a plain input, which is the safe
+reading: it persists and is never moved.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from vdnn.capture.nodes import descriptor_of, dynamo_source, is_tangent
 from vdnn.ir import Role
 
 _STATE_KEY = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
-"""The keys on the way from a root module to a parameter, as Dynamo's sources spell it: L['self']._modules['c']._parameters['weight']."""
+"""The keys on the way from a root module to a parameter, as Dynamo's sources spell it:
+L['self']._modules['c']._parameters['weight']."""
 
 
 def describe_inputs(graph: fx.Graph, plain: Sequence[InputInfo]) -> dict[fx.Node, InputInfo]:
@@ -41,7 +43,8 @@ def describe_inputs(graph: fx.Graph, plain: Sequence[InputInfo]) -> dict[fx.Node
 
 
 def dynamo_inputs(module: fx.GraphModule, example_inputs: Sequence[Any]) -> list[InputInfo]:
-    """What Dynamo lifted to arguments, in their order: parameters and buffers by their names in the model, the rest as inputs."""
+    """What Dynamo lifted to arguments, in their order: parameters and buffers by their names in the model, the rest as
+    inputs."""
     placeholders = module.graph.find_nodes(op="placeholder")
     return [_dynamo_input(node, example) for node, example in zip(placeholders, example_inputs, strict=True)]
 

@@ -1,16 +1,17 @@
 """From a tidy joint graph to `ir.Graph`.
 
-Enters: a joint fx graph in execution order, and what its inputs are. Leaves: a `Lowered`: the graph in our own vocabulary, and for each of its
-steps the fx node that runs it, which is all that rewriting needs to find its way back.
+Enters: a joint fx graph in execution order, and what its inputs are. Leaves: a `Lowered`: the graph in our own
+vocabulary, and for each of its steps the fx node that runs it, which is all that rewriting needs to find its way back.
 
-The one idea: storages are told apart by the fake tensors' own storages, so views and aliases are seen as PyTorch sees them. A result of
-an in-place op lives in the storage it was written to, whatever storage the tracer invented for it.
+The one idea: storages are told apart by the fake tensors' own storages, so views and aliases are seen as PyTorch sees
+them. A result of an in-place op lives in the storage it was written to, whatever storage the tracer invented for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
@@ -54,7 +55,8 @@ class Lowered:
 
 @dataclass
 class _Builder:
-    """Values and storages as they are met. Storage roles are settled as soon as something says what a storage is for."""
+    """Values and storages as they are met. Storage roles are settled as soon as something says what a storage is
+    for."""
 
     values: list[Value] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -117,7 +119,7 @@ def lower(
             (tangents if is_tangent(node) else graph_inputs).append(value)
         elif is_getitem(node):
             source, position = node.args
-            value_or_none = results.get(source, [])[position] if source in results else None  # type: ignore[index]
+            value_or_none = results.get(source, [])[position] if source in results else None
             if value_or_none is not None:
                 value_of_node[node] = value_or_none
         elif is_op(node):
@@ -131,7 +133,8 @@ def lower(
     output = joint.graph.output_node()
     names = {descriptor_of(node): info.name for node, info in inputs.items()}
     held = _settle_outputs(output, num_forward_outputs, builder, value_of_node, names)
-    # The gradient of a scalar is what `loss.backward()` starts from, and that call holds it to the end. Others are autograd's, which lets go.
+    # The gradient of a scalar is what `loss.backward()` starts from, and that call holds it to the end. Others are
+    # autograd's, which lets go.
     held += tuple(value for value in tangents if builder.values[value].shape == ())
     graph = Graph(
         name, tuple(ops), tuple(builder.values), builder.storages(), tuple(graph_inputs), tuple(tangents), held
@@ -190,9 +193,14 @@ def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int]) -> tuple[Read, .
     return tuple(Read(value, need) for value, need in reads.items())
 
 
-def _nodes_in(argument: object) -> list[fx.Node]:
+def _nodes_in(argument: Any) -> list[fx.Node]:
     found: list[fx.Node] = []
-    fx.map_arg(argument, lambda node: (found.append(node), node)[1])  # type: ignore[arg-type]
+
+    def note(node: fx.Node) -> fx.Node:
+        found.append(node)
+        return node
+
+    fx.map_arg(argument, note)
     return found
 
 
@@ -253,11 +261,12 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 
 def _flops(node: fx.Node) -> int:
-    """PyTorch's own counts for matrix products, convolutions and attention; one per result element for everything else."""
+    """PyTorch's own counts for matrix products, convolutions and attention; one per result element for everything
+    else."""
     if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
         return 0
     counter = flop_registry.get(node.target.overloadpacket)
     if counter is not None:
-        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)  # type: ignore[misc]
+        args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
         return int(counter(*args, **kwargs, out_val=value_of(node)))
     return sum(tensor.numel() for tensor in tensors_of(node) if tensor is not None)

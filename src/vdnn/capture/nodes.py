@@ -1,7 +1,8 @@
 """The one reader of `fx.Node.meta`: what PyTorch's tracers wrote there, as plain answers.
 
-Enters: nodes of a joint forward+backward graph made by AOTAutograd. Leaves: their fake tensors, their storages, their phase, the module
-they came from. Everything downstream asks here, so a change in PyTorch's metadata is a change in this file.
+Enters: nodes of a joint forward+backward graph made by AOTAutograd. Leaves: their fake tensors, their storages, their
+phase, the module they came from. Everything downstream asks here, so a change in PyTorch's metadata is a change in this
+file.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def tensor_of(node: fx.Node) -> torch.Tensor | None:
 
 
 def storage_key(tensor: torch.Tensor) -> StorageKey:
-    """Equal for two tensors exactly if they share memory. Fake tensors of views share their fake storage, so this sees all aliases."""
+    """Equal for two tensors exactly if they share memory. Fake tensors of views share their fake storage, so this sees
+    all aliases."""
     return tensor.untyped_storage()._cdata
 
 
@@ -66,7 +68,8 @@ def is_op(node: fx.Node) -> bool:
 
 
 def is_view(node: fx.Node) -> bool:
-    """A node whose results are looks at its inputs' storages and that computes nothing. Decided by aliasing, not by name."""
+    """A node whose results are looks at its inputs' storages and that computes nothing. Decided by aliasing, not by
+    name."""
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
     if node.op != "call_function" or {Trait.IN_PLACE, Trait.MUST_KEEP} & traits_of(node.target):
@@ -99,7 +102,8 @@ def copy_meta(source: fx.Node, target: fx.Node) -> None:
 
 
 def descriptor_of(placeholder: fx.Node) -> Any:
-    """AOTAutograd's description of an input: a parameter with its name, a buffer, a plain argument with its position, a tangent."""
+    """AOTAutograd's description of an input: a parameter with its name, a buffer, a plain argument with its position, a
+    tangent."""
     return placeholder.meta.get("desc")
 
 
@@ -115,7 +119,8 @@ def _deepest_module(stack: Any) -> str:
 
 
 def module_paths(graph: fx.Graph) -> dict[fx.Node, str]:
-    """The module each node came from. A backward node belongs to the module of the forward node with its sequence number."""
+    """The module each node came from. A backward node belongs to the module of the forward node with its sequence
+    number."""
     by_sequence: dict[int, str] = {}
     paths: dict[fx.Node, str] = {}
     for node in graph.nodes:

@@ -1,7 +1,8 @@
 """Find the modules that a function trains, so that it can be captured as if it were a module.
 
-Enters: a module, or a function that closes over modules (`def step(x, y): return loss(model(x), y)`). Leaves: a module whose parameters are
-all parameters the function can reach: through its closure, its globals, its bound object, its defaults and partial arguments.
+Enters: a module, or a function that closes over modules (`def step(x, y): return loss(model(x), y)`). Leaves: a module
+whose parameters are all parameters the function can reach: through its closure, its globals, its bound object, its
+defaults and partial arguments.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Make a traced joint graph say what eager PyTorch does, in two clean phases.
 
-Enters: the functional joint graph of AOTAutograd. Leaves: the same graph (changed in place) with every forward node before every
-backward node, nothing recorded for its own sake, and the in-place writes of the eager program back in place.
+Enters: the functional joint graph of AOTAutograd. Leaves: the same graph (changed in place) with every forward node
+before every backward node, nothing recorded for its own sake, and the in-place writes of the eager program back in
+place.
 
 The one idea: tracing makes programs functional, and a functional program pays for what eager gets free: a copy of every
-BatchNorm statistic, `detach` calls, a second buffer for every in-place ReLU. Each pass below removes one such cost and changes no bit
-of any result. All passes are linear in the number of nodes.
+BatchNorm statistic, `detach` calls, a second buffer for every in-place ReLU. Each pass below removes one such cost and
+changes no bit of any result. All passes are linear in the number of nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def tidy(joint: fx.GraphModule) -> None:
 
 
 def remove_detaches(graph: fx.Graph) -> None:
-    """`detach` and `alias` only matter to autograd, which is done with this graph. Those that are outputs stay: two outputs must be two tensors."""
+    """`detach` and `alias` only matter to autograd, which is done with this graph. Those that are outputs stay: two
+    outputs must be two tensors."""
     for node in graph.nodes:
         if node.target in (aten.detach.default, aten.alias.default) and not any(u.op == "output" for u in node.users):
             node.replace_all_uses_with(node.args[0])
@@ -59,8 +61,8 @@ def forget_unread_arguments(graph: fx.Graph) -> None:
 
 
 def draw_random_numbers_in_place(graph: fx.Graph) -> None:
-    """`bernoulli(empty_like(x))` was `bernoulli_` in the eager program. The two fill a transposed tensor in different orders, so this is no
-    matter of memory: the same generator would drop other elements."""
+    """`bernoulli(empty_like(x))` was `bernoulli_` in the eager program. The two fill a transposed tensor in different
+    orders, so this is no matter of memory: the same generator would drop other elements."""
     for node in list(graph.nodes):
         if node.target is not aten.bernoulli.p:
             continue
@@ -75,7 +77,8 @@ def draw_random_numbers_in_place(graph: fx.Graph) -> None:
 
 
 def update_statistics_in_place(graph: fx.Graph) -> None:
-    """`copy_(buffer, f(buffer))` becomes f in place, where nobody else reads the buffer: BatchNorm's statistics and counters."""
+    """`copy_(buffer, f(buffer))` becomes f in place, where nobody else reads the buffer: BatchNorm's statistics and
+    counters."""
     for node in list(graph.nodes):
         if node.target is aten._native_batch_norm_legit_functional.default:
             _restore_batch_norm(graph, node)
@@ -122,7 +125,8 @@ def _fuse_update(graph: fx.Graph, copy: fx.Node) -> None:
 
 
 def separate_phases(graph: fx.Graph) -> None:
-    """Forward nodes, then backward nodes. Updates of inputs, which the tracer leaves at the very end, close the forward."""
+    """Forward nodes, then backward nodes. Updates of inputs, which the tracer leaves at the very end, close the
+    forward."""
     phases: dict[fx.Node, Phase] = {}
     for node in graph.nodes:
         if node.op == "output":
@@ -156,7 +160,8 @@ def keep_getitems_with_their_op(graph: fx.Graph) -> None:
 
 
 def protect_mutated_inputs(graph: fx.Graph) -> None:
-    """Backward must see an input as forward saw it, although forward overwrites it at its end: it gets a copy made before."""
+    """Backward must see an input as forward saw it, although forward overwrites it at its end: it gets a copy made
+    before."""
     for node in list(graph.nodes):
         if (
             node.target is not aten.copy_.default
@@ -180,7 +185,8 @@ def protect_mutated_inputs(graph: fx.Graph) -> None:
 def take_views_in_backward(graph: fx.Graph) -> None:
     """A backward node that reads a view made in forward reads the same view made again in backward.
 
-    Forward then hands over whole storages, each once, and a plan that moves a storage has no views left behind to think of."""
+    Forward then hands over whole storages, each once, and a plan that moves a storage has no views left behind to think
+    of."""
     again: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "call_function" and phase_of(node) is Phase.BACKWARD:

@@ -2,9 +2,10 @@
 
 Enters: an op (`OpOverload`) and the arguments of one call. Leaves: its traits, and the `Need` of each argument by name.
 
-The one idea (Gist, section 3, made general): **what backward needs is information, not a tensor**. ReLU's backward wants one bit
-of each element, a max-pool's backward an index into a window, an average pool's backward only a shape. Ops the table does not
-know are treated safely: they need all values, and if nothing is known of their effects they are kept and never repeated.
+The one idea (Gist, section 3, made general): **what backward needs is information, not a tensor**. ReLU's backward
+wants one bit of each element, a max-pool's backward an index into a window, an average pool's backward only a shape.
+Ops the table does not know are treated safely: they need all values, and if nothing is known of their effects they are
+kept and never repeated.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Arguments = Mapping[str, Any]
 Needs = Mapping[str, Need]
 
 KNOWN_NAMESPACES = frozenset({"aten", "prims"})
-"""Namespaces whose schemas tell the truth about views, mutation and randomness, because PyTorch's own tests check them."""
+"""Namespaces whose schemas tell the truth about views, mutation and randomness, because PyTorch's own tests check
+them."""
 
 COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
@@ -70,7 +72,8 @@ def _threshold_backward(arguments: Arguments) -> Needs:
 
 
 def _batch_norm_backward(arguments: Arguments) -> Needs:
-    # In training the statistics of the batch are used and the running ones are not looked at; in eval it is the reverse.
+    # In training the statistics of the batch are used and the running ones are not looked at; in eval it is the
+    # reverse.
     unread = ("running_mean", "running_var") if arguments["train"] else ("save_mean", "save_invstd")
     return dict.fromkeys(unread, Need.NOTHING)
 

@@ -1,10 +1,11 @@
 """Cut a planned joint graph into the two programs that run: forward, and later backward.
 
-Enters: a tidy joint graph, its lowering, and a plan. Leaves: two graph modules in the calling convention of AOTAutograd (forward returns its
-outputs and then what backward needs; backward takes that and then the tangents) and, for every node, the step it runs.
+Enters: a tidy joint graph, its lowering, and a plan. Leaves: two graph modules in the calling convention of AOTAutograd
+(forward returns its outputs and then what backward needs; backward takes that and then the tangents) and, for every
+node, the step it runs.
 
-The one idea: after `capture/tidy.py` the joint graph is in execution order with whole storages crossing from forward to backward, so
-cutting is one walk over the nodes. Linear in their number, where PyTorch's own partitioner is quadratic.
+The one idea: after `capture/tidy.py` the joint graph is in execution order with whole storages crossing from forward to
+backward, so cutting is one walk over the nodes. Linear in their number, where PyTorch's own partitioner is quadratic.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ def _forward(
     handle = graph.create_node("call_function", open_handle, name=HANDLE)
     _describe_handle(handle, joint, Phase.FORWARD)
     stash = [handle if node is None else copies[node] for node in saved]
-    output = graph.output((*fx.map_arg(list(outputs), copies.__getitem__), *stash))  # type: ignore[misc]
+    output = graph.output((*fx.map_arg(list(outputs), copies.__getitem__), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
     return Half(fx.GraphModule(joint, graph), _steps_of(copies, steps))
@@ -127,7 +128,7 @@ def _backward(
     for node in joint.graph.nodes:
         if node.op != "output" and (not _is_forward(node) or node.op == "get_attr"):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-    output = graph.output(tuple(fx.map_arg(list(gradients), copies.__getitem__)))  # type: ignore[arg-type]
+    output = graph.output(tuple(fx.map_arg(list(gradients), copies.__getitem__)))
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
     return Half(fx.GraphModule(joint, graph), _steps_of(copies, steps))
 

@@ -1,7 +1,8 @@
 """Run one captured graph: its forward, and for each forward its backward.
 
-Enters: the two programs and their plan. Leaves: two callables in AOTAutograd's boxed convention, and what they measured: the time of every
-ordinary step and the timeline of a watched one. The first step is watched; later ones run at full speed.
+Enters: the two programs and their plan. Leaves: two callables in AOTAutograd's boxed convention, and what they
+measured: the time of every ordinary step and the timeline of a watched one. The first step is watched; later ones run
+at full speed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Program:
 
 
 class Executor:
-    """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them, then the tangents."""
+    """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them,
+    then the tangents."""
 
     def __init__(
         self, plan: Plan, forward: Program, backward: Program, *, handle_position: int, num_saved: int
@@ -132,15 +134,18 @@ class Executor:
 def _refuse_double_backward() -> None:
     """`create_graph=True` asks for a graph of this backward, which a captured backward does not have.
 
-    AOTAutograd runs the backward inside a function named `_double_backward` then, and fails only when the second backward comes; by that time the
-    reader has lost the line that asked. We look for that caller, and only when autograd says that the graph is kept at all."""
+    AOTAutograd runs the backward inside a function named `_double_backward` then, and fails only when the second
+    backward comes; by that time the reader has lost the line that asked. We look for that caller, and only when
+    autograd says that the graph is kept at all."""
     if not torch._C._autograd._get_current_graph_task_keep_graph():
         return
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != "backward":
         if frame.f_code.co_name == "_double_backward":
             raise Unsupported(
-                "backward(create_graph=True) differentiates the backward pass itself, and a virtualized model has only one backward."
-                " Call the plain model where you need double backward, or drop create_graph=True (retain_graph=True works)."
+                "backward(create_graph=True) differentiates the backward pass itself, and a virtualized model has only"
+                " one backward."
+                " Call the plain model where you need double backward, or drop create_graph=True (retain_graph=True"
+                " works)."
             )
         frame = frame.f_back  # type: ignore[assignment]

@@ -1,12 +1,13 @@
 """How a backward pass finds what its forward pass left behind.
 
-Enters: any object at forward time. Leaves: a tensor of one int64, which autograd saves like every other tensor; at backward time the
-number in it finds the object. The object lives exactly as long as the tensor's memory: when autograd drops the graph (after backward, or
-without one, or because of an exception) the storage dies and a finalizer forgets the object. Nothing leaks, with or without garbage collection,
-for several forwards before a backward, for `retain_graph=True`, and from any thread.
+Enters: any object at forward time. Leaves: a tensor of one int64, which autograd saves like every other tensor; at
+backward time the number in it finds the object. The object lives exactly as long as the tensor's memory: when autograd
+drops the graph (after backward, or without one, or because of an exception) the storage dies and a finalizer forgets
+the object. Nothing leaks, with or without garbage collection, for several forwards before a backward, for
+`retain_graph=True`, and from any thread.
 
-Note [Cloned handles]: a saved-tensor hook that stores copies lets the original die, and with it the object. The number then leads nowhere;
-whoever needs the object raises `LostHandle`, whoever can do without goes on.
+Note [Cloned handles]: a saved-tensor hook that stores copies lets the original die, and with it the object. The number
+then leads nowhere; whoever needs the object raises `LostHandle`, whoever can do without goes on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The step that is running in this thread, and the calls that generated code makes to it.
 
-Generated forward and backward functions take nothing but tensors. What they tell the runtime (`mark`: step t begins) and ask of it
-(`open_handle`: a handle for this step) goes to the innermost step that this thread has entered.
+Generated forward and backward functions take nothing but tensors. What they tell the runtime (`mark`: step t begins)
+and ask of it (`open_handle`: a handle for this step) goes to the innermost step that this thread has entered.
 """
 
 from __future__ import annotations

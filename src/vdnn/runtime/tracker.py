@@ -1,8 +1,9 @@
 """Count the bytes of live tensors while real code runs.
 
-Enters: a piece of PyTorch code run under the mode. Leaves: live bytes by role, exact to the byte, at any moment. Every op that is dispatched
-shows its results; each new storage is counted once and uncounted by a finalizer when PyTorch frees it. What an op allocates and frees inside
-itself is not seen: that is workspace, which `cost/measured.py` measures per op.
+Enters: a piece of PyTorch code run under the mode. Leaves: live bytes by role, exact to the byte, at any moment. Every
+op that is dispatched shows its results; each new storage is counted once and uncounted by a finalizer when PyTorch
+frees it. What an op allocates and frees inside itself is not seen: that is workspace, which `cost/measured.py` measures
+per op.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _ROW = {role: row for row, role in enumerate(ROLES)}
 
 
 class StorageTracker(TorchDispatchMode):
-    """`live` and `high` hold bytes per role: now, and the most since `settle` was called last (column of the largest total)."""
+    """`live` and `high` hold bytes per role: now, and the most since `settle` was called last (column of the largest
+    total)."""
 
     def __init__(self, role_of_result: Callable[[int], Role] | None = None) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
 """One training step that is watched: bytes by role at every step of the plan, and when each step ran.
 
-Enters: the calls of generated code (`mark`) and the storage tracker's counts. Leaves: a measured `Timeline`, of the same type as the simulated one.
-A watched step is slower than an ordinary one, so step times come from ordinary steps and bytes from watched ones.
+Enters: the calls of generated code (`mark`) and the storage tracker's counts. Leaves: a measured `Timeline`, of the
+same type as the simulated one. A watched step is slower than an ordinary one, so step times come from ordinary steps
+and bytes from watched ones.
 """
 
 from __future__ import annotations
