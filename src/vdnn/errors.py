@@ -33,6 +33,14 @@ class LostHandle(VdnnError, RuntimeError):
     """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
 
 
+class TierFull(VdnnError, MemoryError):
+    """A slower tier has no room for what the plan sends there. Names the tier, what was asked, what is used, and the bound."""
+
+
+class TierFailed(VdnnError, OSError):
+    """Reading from or writing to a slower tier failed. Names the tier, the bytes and the system's own words."""
+
+
 class Infeasible(VdnnError, ValueError):
     """No plan fits the budget. Carries the smallest budget that works."""
 
