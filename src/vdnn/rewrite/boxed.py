@@ -2,7 +2,7 @@
 
 Enters: a graph module. Leaves: a function of one list, which it empties. With ordinary arguments the caller's frame
 would keep every saved tensor alive through the whole backward pass; a list that the function empties keeps none.
-`marked` is the same program with a call before every step, for a run that is watched.
+`marked` is the same program with a call before every instruction, for a run that is watched.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def boxed(module: fx.GraphModule) -> Boxed:
 
 
 def marked(half: Half) -> Boxed:
-    """The same nodes in the same order, each step announced before it runs."""
+    """The same nodes in the same order, each instruction announced before it runs."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in half.module.graph.nodes:
-        if node in half.step_of:
-            graph.call_function(mark, (half.step_of[node],))
+        if node in half.position_of:
+            graph.call_function(mark, (half.position_of[node],))
         copies[node] = graph.node_copy(node, copies.__getitem__)
     return boxed(fx.GraphModule(half.module, graph))

@@ -2,15 +2,17 @@
 
 Enters: a tidy joint graph, its lowering, and a plan. Leaves: two graph modules in the calling convention of AOTAutograd
 (forward returns its outputs and then what backward needs; backward takes that and then the tangents) and, for every
-node, the step it runs.
+node that starts an instruction, its position.
 
 The one idea: after `capture/tidy.py` the joint graph is in execution order with whole storages crossing from forward to
-backward, so cutting is one walk over the nodes. Linear in their number, where PyTorch's own partitioner is quadratic.
+backward, and `plan/schedule.py` has put the plan in order too, so cutting is one walk over the instructions. Linear in
+their number, where PyTorch's own partitioner is quadratic. A storage that is away when forward ends crosses through the
+step's tickets, all others through autograd.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +31,10 @@ from vdnn.capture.nodes import (
     set_phase,
     set_value,
 )
-from vdnn.errors import Unsupported
 from vdnn.ir import Phase
-from vdnn.plan.actions import Keep
 from vdnn.plan.plan import Plan
+from vdnn.plan.schedule import Instruction, Kind, schedule
+from vdnn.rewrite.writer import HalfWriter, nodes_by_storage
 from vdnn.runtime.steps import open_handle
 
 HANDLE = "vdnn_handle"
@@ -40,10 +42,10 @@ HANDLE = "vdnn_handle"
 
 @dataclass(frozen=True)
 class Half:
-    """One of the two programs. `step_of` gives the step of every node that runs one."""
+    """One of the two programs. `position_of` gives the position of the instruction that a node starts."""
 
     module: fx.GraphModule
-    step_of: Mapping[fx.Node, int]
+    position_of: Mapping[fx.Node, int]
 
     @property
     def handle_position(self) -> int:
@@ -61,81 +63,96 @@ class Half:
 
 def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int) -> tuple[Half, Half]:
     """Forward and backward as the plan says."""
-    for decision in plan.decisions:
-        if not isinstance(decision.action, Keep):
-            raise Unsupported(
-                f"the plan of strategy {plan.strategy!r} wants to {decision.action.kind} storage {decision.storage},"
-                " and this version runs plans that keep everything. Use strategy='keep-all'."
-            )
+    program = list(enumerate(schedule(plan)))
+    boundary = plan.problem.graph.num_forward
+    forward = [(position, instruction) for position, instruction in program if instruction.step < boundary]
+    backward = program[len(forward) :]
     outputs: Sequence[Any] = joint.graph.output_node().args[0]  # type: ignore[assignment]
     gradients = outputs[num_forward_outputs:]
-    saved = _saved_nodes(joint.graph, gradients)
-    steps = {node: step for step, node in enumerate(lowered.nodes)}
-    return _forward(joint, saved, outputs[:num_forward_outputs], steps), _backward(joint, saved, gradients, steps)
+    saved = _saved_nodes(lowered, [instruction for _, instruction in backward], gradients)
+    return (
+        _forward(HalfWriter(joint, lowered, plan), joint, forward, saved, outputs[:num_forward_outputs]),
+        _backward(HalfWriter(joint, lowered, plan), joint, backward, saved, gradients),
+    )
 
 
-def _saved_nodes(graph: fx.Graph, gradients: Sequence[Any]) -> list[fx.Node | None]:
-    """What crosses from forward to backward, in order of first reading. None stands for the handle.
+def _saved_nodes(lowered: Lowered, backward: Sequence[Instruction], gradients: Sequence[Any]) -> list[fx.Node | None]:
+    """What crosses from forward to backward through autograd, in order of first reading. None stands for the handle.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
-    readers = [node.all_input_nodes for node in graph.nodes if node.op == "call_function" and not _is_forward(node)]
-    handed_out = [node for node in gradients if isinstance(node, fx.Node)]
-    crossing = dict.fromkeys(node for nodes in (*readers, handed_out) for node in nodes if _crosses(node))
+    crossing = dict.fromkeys(node for node in _first_reads(lowered, backward) if _crosses(node))
+    crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
     return [*checked, None, *(node for node in crossing if is_unchecked_save(node))]
 
 
-def _is_forward(node: fx.Node) -> bool:
-    return phase_of(node) is Phase.FORWARD
+def _first_reads(lowered: Lowered, backward: Sequence[Instruction]) -> Iterator[fx.Node]:
+    """The nodes that backward reads as forward left them: those of storages that backward has not fetched itself."""
+    fetched: set[int] = set()
+    nodes_in = nodes_by_storage(lowered)
+    for instruction in backward:
+        if instruction.kind is Kind.FETCH:
+            fetched.add(instruction.storage)
+        elif instruction.kind is Kind.SEND:
+            yield from nodes_in[instruction.storage][-1:]
+        elif instruction.kind is Kind.RUN:
+            for node in lowered.nodes[instruction.op].all_input_nodes:
+                value = lowered.value_of_node.get(node)
+                if value is None or lowered.graph.values[value].storage not in fetched:
+                    yield node
 
 
 def _crosses(node: fx.Node) -> bool:
     # Constants belong to the module and are at hand in both halves.
-    return _is_forward(node) and node.op != "get_attr"
+    return phase_of(node) is Phase.FORWARD and node.op != "get_attr"
 
 
 def _forward(
-    joint: fx.GraphModule, saved: Sequence[fx.Node | None], outputs: Sequence[Any], steps: Mapping[fx.Node, int]
+    writer: HalfWriter,
+    joint: fx.GraphModule,
+    program: Sequence[tuple[int, Instruction]],
+    saved: Sequence[fx.Node | None],
+    outputs: Sequence[Any],
 ) -> Half:
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in joint.graph.nodes:
-        if node.op != "output" and _is_forward(node):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    handle = graph.create_node("call_function", open_handle, name=HANDLE)
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if not is_tangent(node):
+            writer.copies[node] = writer.graph.node_copy(node)
+    writer.constants()
+    for position, instruction in program:
+        writer.write(position, instruction)
+    handle = writer.graph.create_node("call_function", open_handle, name=HANDLE)
     _describe_handle(handle, joint, Phase.FORWARD)
-    stash = [handle if node is None else copies[node] for node in saved]
-    output = graph.output((*fx.map_arg(list(outputs), copies.__getitem__), *stash))
+    stash = [handle if node is None else writer.read(node) for node in saved]
+    output = writer.graph.output((*fx.map_arg(list(outputs), writer.read), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
-    return Half(fx.GraphModule(joint, graph), _steps_of(copies, steps))
+    return Half(fx.GraphModule(joint, writer.graph), writer.position_of)
 
 
 def _backward(
-    joint: fx.GraphModule, saved: Sequence[fx.Node | None], gradients: Sequence[Any], steps: Mapping[fx.Node, int]
+    writer: HalfWriter,
+    joint: fx.GraphModule,
+    program: Sequence[tuple[int, Instruction]],
+    saved: Sequence[fx.Node | None],
+    gradients: Sequence[Any],
 ) -> Half:
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
     for node in saved:
-        placeholder = graph.create_node(
-            "placeholder", HANDLE if node is None else node.name, name=HANDLE if node is None else node.name
-        )
+        name = HANDLE if node is None else node.name
+        placeholder = writer.graph.create_node("placeholder", name, name=name)
         if node is None:
             _describe_handle(placeholder, joint, Phase.BACKWARD)
         else:
             placeholder.meta.update(node.meta)
-            copies[node] = placeholder
-    for node in joint.graph.nodes:
-        if node.op != "output" and (not _is_forward(node) or node.op == "get_attr"):
-            copies[node] = graph.node_copy(node, copies.__getitem__)
-    output = graph.output(tuple(fx.map_arg(list(gradients), copies.__getitem__)))
+            writer.copies[node] = placeholder
+    for node in joint.graph.find_nodes(op="placeholder"):
+        if is_tangent(node):
+            writer.copies[node] = writer.graph.node_copy(node)
+    writer.constants()
+    for position, instruction in program:
+        writer.write(position, instruction)
+    output = writer.graph.output(tuple(fx.map_arg(list(gradients), writer.read)))
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
-    return Half(fx.GraphModule(joint, graph), _steps_of(copies, steps))
-
-
-def _steps_of(copies: Mapping[fx.Node, fx.Node], steps: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
-    # What backward receives from forward is a copy of an op's node too, but a placeholder: nothing runs there.
-    return {copy: steps[node] for node, copy in copies.items() if node in steps and copy.op == "call_function"}
+    return Half(fx.GraphModule(joint, writer.graph), writer.position_of)
 
 
 def _describe_handle(node: fx.Node, joint: fx.GraphModule, phase: Phase) -> None:

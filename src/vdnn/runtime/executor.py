@@ -16,11 +16,14 @@ from typing import Any
 
 import torch
 
-from vdnn.errors import Unsupported
+from vdnn.errors import LostHandle, Unsupported
 from vdnn.plan.plan import Plan
+from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import Timeline
 from vdnn.runtime import handles
-from vdnn.runtime.steps import running
+from vdnn.runtime.journeys import Journeys, trips_of
+from vdnn.runtime.steps import Step, running
+from vdnn.runtime.transfers.base import Transfers
 from vdnn.runtime.watch import WatchedStep
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
@@ -32,8 +35,11 @@ KEPT_TIMES = 1000
 class OrdinaryStep:
     """A step nobody watches."""
 
-    def mark(self, step: int) -> None:
-        raise AssertionError(f"step {step} was marked in a program that has no marks")
+    def __init__(self, journeys: Journeys) -> None:
+        self.journeys = journeys
+
+    def mark(self, position: int) -> None:
+        raise AssertionError(f"instruction {position} was marked in a program that has no marks")
 
 
 class BoxedCall:
@@ -77,11 +83,19 @@ class Executor:
     then the tangents."""
 
     def __init__(
-        self, plan: Plan, forward: Program, backward: Program, *, handle_position: int, num_saved: int
+        self,
+        plan: Plan,
+        forward: Program,
+        backward: Program,
+        *,
+        handle_position: int,
+        num_saved: int,
+        transfers: Transfers | None = None,
     ) -> None:
         self.plan = plan
         self.measured = Measured()
-        self._graph = plan.problem.graph
+        self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
+        self._transfers = transfers
         self._forward_program, self._backward_program = forward, backward
         self._handle_position, self._num_saved = handle_position, num_saved
         self.forward = BoxedCall(self._forward)
@@ -96,7 +110,7 @@ class Executor:
         if self.measured.timeline is None:
             return self._forward_watched(args)
         begin = time.perf_counter()
-        with running(OrdinaryStep()):
+        with running(OrdinaryStep(self._journeys())):
             results = self._forward_program.run(args)
         self.measured.forward_s.append(time.perf_counter() - begin)
         return results
@@ -104,16 +118,17 @@ class Executor:
     def _backward(self, args: list[Any]) -> Sequence[Any]:
         _refuse_double_backward()
         self.measured.num_backward += 1
-        step = handles.redeem(args[self._handle_position])
+        step = self._step_behind(args[self._handle_position])
         if isinstance(step, WatchedStep) and step.timeline is None:
             return self._backward_watched(step, args)
         begin = time.perf_counter()
-        gradients = self._backward_program.run(args)
+        with running(step):
+            gradients = self._backward_program.run(args)
         self.measured.backward_s.append(time.perf_counter() - begin)
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
-        step = WatchedStep(self._graph)
+        step = WatchedStep(self._graph, self._schedule, self._journeys())
         step.count_inputs(args, self._forward_program.constants)
         program = self._forward_program.run_marked()
         with step.tracker, running(step):
@@ -129,6 +144,22 @@ class Executor:
         step.end_half()
         self.measured.timeline = step.timeline
         return gradients
+
+    def _journeys(self) -> Journeys:
+        return Journeys(self._trips, self._transfers)
+
+    def _step_behind(self, handle: torch.Tensor) -> Step:
+        """The step that a backward belongs to. Without it, only a plan that sends nothing away can go on."""
+        step: Step | None = handles.redeem(handle)
+        if step is None and self._trips:
+            raise LostHandle(
+                f"the backward of {self._graph.name} cannot find the {len(self._trips)} storages its forward sent to"
+                " slower"
+                " tiers: a saved-tensor hook around the model (torch.autograd.graph.saved_tensors_hooks, save_on_cpu)"
+                " replaced the handle to them by a copy. Call the virtualized model outside such hooks; it moves its"
+                " own saved tensors."
+            )
+        return OrdinaryStep(self._journeys()) if step is None else step
 
 
 def _refuse_double_backward() -> None:

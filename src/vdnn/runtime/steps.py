@@ -1,7 +1,8 @@
 """The step that is running in this thread, and the calls that generated code makes to it.
 
-Generated forward and backward functions take nothing but tensors. What they tell the runtime (`mark`: step t begins)
-and ask of it (`open_handle`: a handle for this step) goes to the innermost step that this thread has entered.
+Generated forward and backward functions take nothing but tensors. What they tell the runtime (`mark`: an instruction
+begins) and ask of it (`open_handle`, and the four calls that move a storage) goes to the innermost step that this
+thread has entered.
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from typing import Protocol
 import torch
 
 from vdnn.runtime import handles
+from vdnn.runtime.journeys import Journeys
 
 
 class Step(Protocol):
-    """What generated code may call."""
+    """What generated code may use."""
 
-    def mark(self, step: int) -> None: ...
+    journeys: Journeys
+
+    def mark(self, position: int) -> None: ...
 
 
 class _Running(threading.local):
@@ -39,9 +43,32 @@ def running(step: Step) -> Iterator[None]:
         _running.steps.pop()
 
 
-def mark(step: int) -> None:
-    _running.steps[-1].mark(step)
+def mark(position: int) -> None:
+    _running.steps[-1].mark(position)
 
 
 def open_handle() -> torch.Tensor:
     return handles.issue(_running.steps[-1])
+
+
+def send(decision: int, tensor: torch.Tensor) -> None:
+    _running.steps[-1].journeys.send(decision, tensor)
+
+
+def leave(decision: int) -> None:
+    _running.steps[-1].journeys.leave(decision)
+
+
+def fetch(decision: int) -> torch.Tensor:
+    return _running.steps[-1].journeys.fetch(decision)
+
+
+def arrive(decision: int) -> None:
+    _running.steps[-1].journeys.arrive(decision)
+
+
+def look(
+    flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """The bytes of a storage as a tensor of the given layout."""
+    return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), offset, shape, stride)

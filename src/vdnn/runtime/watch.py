@@ -1,8 +1,8 @@
-"""One training step that is watched: bytes by role at every step of the plan, and when each step ran.
+"""One training step that is watched: bytes by role at every instruction of the plan's program, and when each ran.
 
 Enters: the calls of generated code (`mark`) and the storage tracker's counts. Leaves: a measured `Timeline`, of the
-same type as the simulated one. A watched step is slower than an ordinary one, so step times come from ordinary steps
-and bytes from watched ones.
+same type as the simulated one and of the same length, instruction by instruction. A watched step is slower than an
+ordinary one, so step times come from ordinary steps and bytes from watched ones.
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ from typing import Any
 import numpy as np
 
 from vdnn.ir import Graph, Role
+from vdnn.plan.schedule import Instruction, Kind
 from vdnn.plan.timeline import COMPUTE, ROLES, Lane, Timeline
+from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.tracker import StorageTracker
 
 
 class WatchedStep:
-    """Follows one forward and its backward. `timeline` is there once every step of the graph has run."""
+    """Follows one forward and its backward. `timeline` is there once the last instruction of the program has run."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-        self._step = -1
-        self._columns = np.zeros((len(ROLES), len(graph)), dtype=np.int64)
-        self._begin_s = np.zeros(len(graph))
-        self._end_s = np.zeros(len(graph))
+    def __init__(self, graph: Graph, program: Sequence[Instruction], journeys: Journeys) -> None:
+        self.journeys = journeys
+        self._graph, self._program = graph, program
+        self._position = -1
+        self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
+        self._begin_s = np.zeros(len(program))
+        self._end_s = np.zeros(len(program))
         self._origin_s = time.perf_counter()
         self.tracker = StorageTracker(self._role_of_result)
         self.timeline: Timeline | None = None
@@ -42,35 +45,40 @@ class WatchedStep:
         self.tracker.count_all(tensors, Role.GRADIENT_MAP)
         self.tracker.settle()
 
-    def mark(self, step: int) -> None:
+    def mark(self, position: int) -> None:
         now = time.perf_counter() - self._origin_s
-        self._close_step(now)
-        self._step = step
-        self._begin_s[step] = now
+        self._close_instruction(now)
+        self._position = position
+        self._begin_s[position] = now
 
     def end_half(self) -> None:
-        """Forward or backward is over; after the last step of the graph the timeline is complete."""
-        self._close_step(time.perf_counter() - self._origin_s)
-        if self._step == len(self._graph) - 1:
+        """Forward or backward is over; after the last instruction the timeline is complete."""
+        self._close_instruction(time.perf_counter() - self._origin_s)
+        if self._position == len(self._program) - 1:
             self.tracker.close()
             self.timeline = self._as_timeline()
-        self._step = -1
+        self._position = -1
 
-    def _close_step(self, now_s: float) -> None:
-        if self._step >= 0:
-            self._columns[:, self._step] = self.tracker.settle()
-            self._end_s[self._step] = now_s
+    def _close_instruction(self, now_s: float) -> None:
+        if self._position >= 0:
+            self._columns[:, self._position] = self.tracker.settle()
+            self._end_s[self._position] = now_s
         else:
             self.tracker.settle()
 
     def _as_timeline(self) -> Timeline:
-        steps = np.arange(len(self._graph))
-        labels = tuple(op.name for op in self._graph.ops)
-        lane = Lane(steps, self._begin_s, self._end_s)
+        labels = tuple(instruction.label(self._graph) for instruction in self._program)
+        steps = np.array([instruction.step for instruction in self._program], dtype=np.int64)
+        lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
         return Timeline("measured", "device", labels, steps, {"device": self._columns}, {COMPUTE: lane})
 
     def _role_of_result(self, position: int) -> Role:
-        writes = self._graph.ops[self._step].writes if self._step >= 0 else ()
+        if self._position < 0:
+            return Role.FEATURE_MAP
+        instruction = self._program[self._position]
+        if instruction.kind is Kind.FETCH:
+            return self._graph.storages[instruction.storage].role
+        writes = self._graph.ops[instruction.op].writes if instruction.op >= 0 else ()
         return self._role_of_value(writes[position]) if position < len(writes) else Role.FEATURE_MAP
 
     def _role_of_value(self, value: int) -> Role:

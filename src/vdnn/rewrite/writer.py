@@ -1,0 +1,108 @@
+"""Write one half of a plan's program as a graph: the traced ops, and between them the calls that move storages.
+
+Enters: instructions of `plan/schedule.py`, one by one. Leaves: a graph whose nodes run in exactly that order, and the
+position of each instruction.
+
+The one idea: a joint node has at most one live copy in the half. When its storage leaves the device the copy is
+forgotten, so that nothing can read it by mistake; when the storage comes back as flat bytes, the next reader gets a new
+look at those bytes with the shape, strides and dtype of the trace. Values and their views need no special care: each is
+a look at its storage.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from torch import fx
+
+from vdnn.capture.lower import Lowered
+from vdnn.capture.nodes import is_getitem, tensor_of
+from vdnn.errors import Unsupported
+from vdnn.plan.plan import Plan
+from vdnn.plan.schedule import Instruction, Kind
+from vdnn.runtime import steps as runtime
+
+
+class HalfWriter:
+    """`copies` maps joint nodes to their live copies; whoever starts a half fills in its inputs."""
+
+    def __init__(self, joint: fx.GraphModule, lowered: Lowered, plan: Plan) -> None:
+        self.graph = fx.Graph()
+        self.copies: dict[fx.Node, fx.Node] = {}
+        self.position_of: dict[fx.Node, int] = {}
+        self._joint, self._lowered, self._plan = joint, lowered, plan
+        self._flat: dict[int, fx.Node] = {}
+        self._nodes_in = nodes_by_storage(lowered)
+        self._results = _results_of_steps(lowered)
+
+    def constants(self) -> None:
+        for node in self._joint.graph.find_nodes(op="get_attr"):
+            self.copies[node] = self.graph.node_copy(node)
+
+    def write(self, position: int, instruction: Instruction) -> None:
+        if instruction.kind is Kind.RUN:
+            self._run(position, instruction.op)
+        elif instruction.kind is Kind.SEND:
+            self._call(position, runtime.send, instruction.decision, self._any_copy(instruction))
+        elif instruction.kind is Kind.LEAVE:
+            self._call(position, runtime.leave, instruction.decision)
+            for node in self._nodes_in[instruction.storage]:
+                self.copies.pop(node, None)
+        elif instruction.kind is Kind.FETCH:
+            self._flat[instruction.storage] = self._call(position, runtime.fetch, instruction.decision)
+        elif instruction.kind is Kind.ARRIVE:
+            self._call(position, runtime.arrive, instruction.decision)
+        else:
+            raise Unsupported(
+                f"the plan of strategy {self._plan.strategy!r} wants to {instruction.kind}"
+                f" {instruction.label(self._plan.problem.graph)!r}, and this version keeps and offloads."
+                " Use strategy='keep-all' or 'offload'."
+            )
+
+    def read(self, node: fx.Node) -> fx.Node:
+        """The live copy of a joint node, made from the bytes of its storage if those have been away."""
+        if node not in self.copies:
+            storage = self._storage_of(node)
+            tensor = tensor_of(node)
+            assert storage in self._flat, f"{node} is read while its storage is away"
+            assert tensor is not None, f"{node} has a storage without being a tensor"
+            layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype)
+            self.copies[node] = self.graph.call_function(runtime.look, (self._flat[storage], *layout))
+        return self.copies[node]
+
+    def _run(self, position: int, step: int) -> None:
+        node = self._lowered.nodes[step]
+        for source in node.all_input_nodes:
+            self.read(source)
+        self.copies[node] = copy = self.graph.node_copy(node, self.copies.__getitem__)
+        self.position_of[copy] = position
+        for result in self._results[node]:
+            self.copies[result] = self.graph.node_copy(result, self.copies.__getitem__)
+
+    def _call(self, position: int, function: object, *arguments: object) -> fx.Node:
+        node = self.graph.call_function(function, arguments)  # type: ignore[arg-type]
+        self.position_of[node] = position
+        return node
+
+    def _any_copy(self, instruction: Instruction) -> fx.Node:
+        """Any value of a storage shows its bytes; the last one written has certainly been made by now."""
+        for node in reversed(self._nodes_in[instruction.storage]):
+            if node in self.copies:
+                return self.copies[node]
+        raise AssertionError(f"{instruction.label(self._plan.problem.graph)}: no value of the storage is on the device")
+
+    def _storage_of(self, node: fx.Node) -> int:
+        return self._plan.problem.graph.values[self._lowered.value_of_node[node]].storage
+
+
+def nodes_by_storage(lowered: Lowered) -> Mapping[int, Sequence[fx.Node]]:
+    """The joint nodes whose values live in each storage, in order of birth."""
+    nodes: dict[int, list[fx.Node]] = defaultdict(list)
+    for node, value in lowered.value_of_node.items():
+        nodes[lowered.graph.values[value].storage].append(node)
+    return nodes
+
+
+def _results_of_steps(lowered: Lowered) -> Mapping[fx.Node, Sequence[fx.Node]]:
+    return {node: [user for user in node.users if is_getitem(user)] for node in lowered.nodes}

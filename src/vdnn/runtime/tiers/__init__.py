@@ -1,0 +1,1 @@
+"""Slower tiers: room that is reserved, written, read and given back."""

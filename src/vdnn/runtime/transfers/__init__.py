@@ -1,0 +1,1 @@
+"""Copies between the device and its slower tiers."""
