@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
+from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vdnn.capture.eager_kernels import require_exact
+from vdnn.capture.eager_kernels import require_dense, require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import InputInfo, Lowered, lower
 from vdnn.capture.tidy import tidy
@@ -113,6 +114,7 @@ def plan_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
 ) -> tuple[Lowered, Plan]:
     """Capture's last steps and the planner: what the graph is, and what to do with its storages."""
+    require_dense(joint.graph)
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph, hardware = with_optimizer_state(lowered.graph, options.optimizer), options.hardware
@@ -159,8 +161,9 @@ class JointCompiler:
         return forward, backward
 
     def forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCall:
-        assert self.executor is not None, "AOTAutograd compiles a forward only after it has partitioned the joint graph"
-        return self.executor.forward
+        # Ahead of time, a step in which nothing requires a gradient comes here too, and was never partitioned.
+        _donate_nothing()
+        return self.inference(gm, example_inputs) if self.executor is None else self.executor.forward
 
     def backward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCall:
         assert self.executor is not None, (
@@ -172,3 +175,10 @@ class JointCompiler:
         """A graph without backward stashes nothing: it runs as it is, letting go of every tensor at its last use."""
         tidy(module)
         return BoxedCall(boxed(module))
+
+
+def _donate_nothing() -> None:
+    """Backward leaves intact what was saved for it. AOTAutograd assumes otherwise and refuses retain_graph=True."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []

@@ -26,7 +26,7 @@ class Unsupported(VdnnError, RuntimeError):
 
 
 class InexactTrace(Unsupported):
-    """The model uses an op whose traced form has other last bits than its eager form."""
+    """The model uses an op whose traced form has other last bits than its eager form, or none that can be planned."""
 
 
 class LostHandle(VdnnError, RuntimeError):

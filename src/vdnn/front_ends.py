@@ -84,7 +84,8 @@ class JustInTime:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._compiled(*args, **kwargs)
+            with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # a hook added later must run
+                return self._compiled(*args, **kwargs)
         except dynamo_errors.BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, VdnnError):
                 raise failure.inner_exception from None
@@ -157,13 +158,29 @@ class AheadOfTime:
     def _signature(self, args: Any, kwargs: Any) -> Hashable:
         """Everything the trace depended on: arguments, parameters, modes. Equal signatures run the same program."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
-        trained = tuple(module.training for module in self._module.modules())
+        settings = tuple(map(_settings, self._module.modules()))
         autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
         state = tuple(_leaf_signature(t) for t in (*self._module.parameters(), *self._module.buffers()))
-        return (tuple(map(_leaf_signature, leaves)), str(spec), trained, autocast, state)
+        return (tuple(map(_leaf_signature, leaves)), _aliases(leaves), str(spec), settings, autocast, state)
 
 
 def _leaf_signature(leaf: Any) -> Hashable:
     if isinstance(leaf, torch.Tensor):
         return (tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad)
     return (type(leaf), repr(leaf))
+
+
+def _aliases(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """For every tensor the first one that shares its memory: a step may write into one argument and read another."""
+    first: dict[int, int] = {}
+    storages = (leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return tuple(first.setdefault(storage, position) for position, storage in enumerate(storages))
+
+
+def _settings(module: nn.Module) -> Hashable:
+    """Its plain attributes, which its forward may depend on (dropout's p, BatchNorm's momentum), and its hooks."""
+    kinds = (bool, int, float, str, tuple, type(None))
+    plain = [
+        (name, value) for name, value in vars(module).items() if type(value) in kinds and name != "_compiled_call_impl"
+    ]
+    return (type(module), repr(plain), tuple(module._forward_hooks), tuple(module._forward_pre_hooks))

@@ -23,6 +23,7 @@ import torch
 from torch import fx
 from torch._C import DispatchKey
 
+from vdnn.capture.nodes import tensors_of
 from vdnn.errors import InexactTrace
 
 aten = torch.ops.aten
@@ -65,6 +66,16 @@ def require_exact(graph: fx.Graph) -> None:
                 f"{node.target} cannot be captured bit for bit: {reason}."
                 " Write the product as a chain of multiplications or as exp(sum(log)), or leave this part of the model"
                 " plain."
+            )
+
+
+def require_dense(graph: fx.Graph) -> None:
+    """Refuse a graph with sparse tensors: they have no storage of a size that is known beforehand."""
+    for node in graph.nodes:
+        if any(tensor is not None and tensor.layout is not torch.strided for tensor in tensors_of(node)):
+            raise InexactTrace(
+                f"{node.target} makes a sparse tensor, whose size is not known before it is computed."
+                " Use dense gradients (nn.Embedding(sparse=False)), or leave this part of the model plain."
             )
 
 

@@ -36,9 +36,12 @@ def export_joint(
 
     `exact` says that the graph will run and must be bit for bit what eager does; a graph that is only planned may be a
     little off."""
+    if exact:
+        _refuse_backward_hooks(module)
     try:
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(eager_kernels())
+        stack.enter_context(_uncompiled(module))
         stack.enter_context(_recording_modules(module))
         stack.enter_context(_WatchRecurrent(exact=exact))
         return aot_export_joint_with_descriptors(
@@ -100,6 +103,19 @@ def check_sample(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
+def _uncompiled(module: nn.Module) -> Iterator[None]:
+    """While open, a module runs its own forward: a virtualized one would be captured from within its own capture."""
+    compiled = [(submodule, submodule._compiled_call_impl) for submodule in module.modules()]
+    for submodule, _ in compiled:
+        submodule._compiled_call_impl = None
+    try:
+        yield
+    finally:
+        for submodule, call in compiled:
+            submodule._compiled_call_impl = call
+
+
+@contextlib.contextmanager
 def _recording_modules(module: nn.Module) -> Iterator[None]:
     """Write the path of the running module into every node traced from it, in the form Dynamo uses."""
     running: list[tuple[str, type]] = []
@@ -128,6 +144,16 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _refuse_backward_hooks(module: nn.Module) -> None:
+    """They are Python that runs in backward. A trace would call them once, with empty tensors, and never again."""
+    for path, submodule in module.named_modules():
+        if submodule._backward_hooks or submodule._backward_pre_hooks:
+            raise Unsupported(
+                f"{path or type(module).__name__} has a backward hook, which a step captured ahead of time cannot call."
+                " Use vdnn.virtualize without a sample, or hooks on parameters (register_hook), which are called."
+            )
 
 
 class _WatchRecurrent(TorchFunctionMode):

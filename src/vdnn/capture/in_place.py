@@ -75,7 +75,7 @@ def _liveness(graph: fx.Graph) -> _Liveness:
     for position, node in enumerate(graph.nodes):
         for source in node.all_input_nodes:
             for key in storage_keys(source):
-                # An output is read after the graph has ended; so is an input, whichever view of it is read last in here.
+                # An output is read after the graph has ended; so is an input, whichever view of it was read last.
                 touched = 2**62 if node.op == "output" else position
                 state.last_touch[key] = max(touched, state.last_touch.get(key, -1))
         for key in storage_keys(node):

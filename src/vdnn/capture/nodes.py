@@ -37,7 +37,7 @@ def set_value(node: fx.Node, value: Any) -> None:
 def tensors_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
     """The tensors a node returns, by position; None where it returns something else.
 
-    A backward op leaves out the gradients that its `output_mask` does not ask for; the tracer's stand-in returns them all the same."""
+    A backward op leaves out the gradients that its `output_mask` does not ask for; the tracer's version may not."""
     value = value_of(node)
     items = value if isinstance(value, (tuple, list)) else (value,)
     mask = _output_mask(node) or [True] * len(items)
@@ -49,8 +49,8 @@ def tensors_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
 def _output_mask(node: fx.Node) -> list[bool] | None:
     if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
         return None
-    last = node.target._schema.arguments[-1].name  # where every op that has a mask takes it
-    return list(node.args[-1]) if last == "output_mask" and isinstance(node.args[-1], (list, tuple)) else None
+    last, mask = node.target._schema.arguments[-1].name, node.args[-1]  # where every op that has a mask takes it
+    return [bool(wanted) for wanted in mask] if last == "output_mask" and isinstance(mask, (list, tuple)) else None
 
 
 def tensor_of(node: fx.Node) -> torch.Tensor | None:
