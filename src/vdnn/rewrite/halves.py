@@ -93,7 +93,7 @@ def _first_reads(lowered: Lowered, backward: Sequence[Instruction]) -> Iterator[
     for instruction in backward:
         if instruction.kind is Kind.FETCH:
             fetched.add(instruction.storage)
-        elif instruction.kind is Kind.SEND:
+        elif instruction.kind is Kind.SEND and instruction.storage not in fetched:
             yield from nodes_in[instruction.storage][-1:]
         elif instruction.kind is Kind.RUN:
             for node in lowered.nodes[instruction.op].all_input_nodes:
