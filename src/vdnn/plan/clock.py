@@ -68,7 +68,7 @@ class _Clock:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.hardware = plan.problem.hardware
-        self.seconds = [cost.seconds for cost in plan.problem.costs.ops]
+        self.seconds = [cost.seconds for cost in plan.costs.ops]
         self.logs = {COMPUTE: _Log()} | {link.name: _Log() for link in self.hardware.links}
         self.now_s = 0.0  # of the thread that issues the program
         self.left_s: dict[int, float] = {}  # decision -> when its copy out has left the device

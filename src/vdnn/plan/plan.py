@@ -7,10 +7,12 @@ problem, so that it can be mailed to a colleague and re-checked there.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from vdnn.cost.table import CostTable
 from vdnn.plan.actions import Decision
 from vdnn.plan.problem import Problem
 from vdnn.plan.timeline import Timeline
@@ -19,9 +21,25 @@ from vdnn.units import format_nbytes, format_seconds
 
 @dataclass(frozen=True)
 class Plan:
+    """`variants` maps a step to the position of its chosen alternative among `problem.variants[step]`; a step that is
+    not listed costs what the problem's cost table says. `note` is what the strategy says about the plan as a whole.
+    """
+
     problem: Problem
     strategy: str
     decisions: tuple[Decision, ...] = ()
+    variants: Mapping[int, int] = field(default_factory=dict, hash=False)
+    note: str = ""
+
+    @cached_property
+    def costs(self) -> CostTable:
+        """What each step costs under this plan."""
+        if not self.variants:
+            return self.problem.costs
+        costs = list(self.problem.costs.ops)
+        for step, chosen in self.variants.items():
+            costs[step] = self.problem.variants[step][chosen]
+        return CostTable(tuple(costs))
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -53,7 +71,10 @@ class Plan:
             "at the peak: "
             + (", ".join(f"{format_nbytes(nbytes)} {role}" for role, nbytes in roles.items()) or "nothing"),
         ]
-        return "\n".join(lines)
+        if self.variants:
+            most = max(self.costs[step].workspace_nbytes for step in self.variants)
+            lines.append(f"algorithms chosen for {len(self.variants)} steps, workspace up to {format_nbytes(most)}")
+        return "\n".join([*lines, *([self.note] if self.note else [])])
 
     def save(self, path: str | Path) -> Path:
         """Write the plan with its problem as JSON."""

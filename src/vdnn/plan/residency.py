@@ -61,7 +61,7 @@ class _Book:
 
     def __init__(self, plan: Plan) -> None:
         graph = plan.problem.graph
-        self.plan, self.graph, self.costs = plan, graph, plan.problem.costs
+        self.plan, self.graph, self.costs = plan, graph, plan.costs
         self.tiers = {tier.name: position for position, tier in enumerate(plan.problem.hardware.tiers)}
         self.storage_of = [value.storage for value in graph.values]
         self.since = [-1] * len(graph.storages)

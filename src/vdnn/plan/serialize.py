@@ -33,7 +33,7 @@ Json = dict[str, Any]
 def to_json(plan: Plan) -> Json:
     """The plan with its problem, in JSON's own types."""
     words = _Words()
-    body = {
+    body: Json = {
         "strategy": plan.strategy,
         "budget_nbytes": plan.problem.budget_nbytes,
         "decisions": [_decision_to_json(decision) for decision in plan.decisions],
@@ -44,6 +44,16 @@ def to_json(plan: Plan) -> Json:
             ([cost.seconds, cost.workspace_nbytes, words.number(cost.source)] for cost in plan.problem.costs.ops),
         ),
     }
+    # Written only where there are some: a plan without them is the document it was before they existed.
+    if plan.problem.variants:
+        body["offered_variants"] = [
+            [step, [[cost.seconds, cost.workspace_nbytes, words.number(cost.source)] for cost in offered]]
+            for step, offered in plan.problem.variants.items()
+        ]
+    if plan.variants:
+        body["variants"] = [[step, chosen] for step, chosen in plan.variants.items()]
+    if plan.note:
+        body["note"] = plan.note
     return {"schema": SCHEMA, "version": VERSION, **body, "words": words.known()}
 
 
@@ -52,14 +62,17 @@ def from_json(document: Json) -> Plan:
     _require_ours(document)
     try:
         word: Callable[[int], str] = document["words"].__getitem__
-        costs = (OpCost(seconds, nbytes, word(source)) for seconds, nbytes, source in document["costs"]["rows"])
+        offered = {step: _costs(rows, word) for step, rows in document.get("offered_variants", ())}
         problem = Problem(
             _graph_from_json(document["graph"], word),
-            CostTable(tuple(costs)),
+            CostTable(_costs(document["costs"]["rows"], word)),
             _hardware_from_json(document["hardware"]),
             document["budget_nbytes"],
+            offered,
         )
-        return Plan(problem, document["strategy"], tuple(_decision_from_json(d) for d in document["decisions"]))
+        decisions = tuple(_decision_from_json(d) for d in document["decisions"])
+        chosen = dict(document.get("variants", ()))
+        return Plan(problem, document["strategy"], decisions, chosen, document.get("note", ""))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as broken:
         raise ForeignPlan(
             f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken"
@@ -169,6 +182,10 @@ def _graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
     )
     inputs, tangents, held = (tuple(document[group]) for group in ("inputs", "tangents", "held"))
     return Graph(document["name"], tuple(ops), tuple(values), tuple(storages), inputs, tangents, held)
+
+
+def _costs(rows: Any, word: Callable[[int], str]) -> tuple[OpCost, ...]:
+    return tuple(OpCost(seconds, nbytes, word(source)) for seconds, nbytes, source in rows)
 
 
 def _hardware_to_json(hardware: Hardware) -> Json:

@@ -44,7 +44,7 @@ def violations(plan: Plan) -> list[str]:
 
 
 def _astray(plan: Plan) -> Iterator[str]:
-    """Decisions about storages or steps that the graph does not have."""
+    """Decisions about storages, steps or alternatives that the problem does not have."""
     graph = plan.problem.graph
     for position, decision in enumerate(plan.decisions):
         if not 0 <= decision.storage < len(graph.storages):
@@ -54,6 +54,10 @@ def _astray(plan: Plan) -> Iterator[str]:
             step = getattr(decision.action, word, None)
             if step is not None and not 0 <= step < len(graph):
                 yield f"{_who(plan, decision)}: {word}={step}, but the graph has steps 0 to {len(graph) - 1}"
+    for step, chosen in plan.variants.items():
+        offered = len(plan.problem.variants.get(step, ()))
+        if not 0 <= chosen < offered:
+            yield f"step {step} takes alternative {chosen}, but the problem offers {offered} for it"
 
 
 def _not_movable(plan: Plan) -> Iterator[str]:

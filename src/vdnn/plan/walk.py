@@ -123,7 +123,7 @@ class _Walker:
             self._check_source(step, op_step, self.graph.values[read.value].storage, read.need)
         touched = {storage for storage in self._sources(op_step) if storage in self.whole}
         begins: list[int] = []
-        passing_nbytes = self.plan.problem.costs[op_step].workspace_nbytes
+        passing_nbytes = self._workspace_nbytes(op_step)
         for storage in {self.graph.values[value].storage for value in op.writes}:
             if storage in wanted:
                 if storage not in self.whole:
@@ -159,7 +159,7 @@ class _Walker:
             self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else step
         if step == min(self.graph.num_forward, len(self.graph) - 1):
             touched |= {self.graph.values[value].storage for value in self.graph.tangents} & self.whole
-        self._moment(step, _plain(touched), _plain(begins), self.plan.problem.costs[step].workspace_nbytes)
+        self._moment(step, _plain(touched), _plain(begins), self._workspace_nbytes(step))
 
     def _give_up(self, step: int) -> None:
         leaving = self.due["leave", step]
@@ -244,6 +244,12 @@ class _Walker:
 
     def _complain(self, sentence: str) -> None:
         self.seen.complaints.append(sentence)
+
+    def _workspace_nbytes(self, op_step: int) -> int:
+        problem = self.plan.problem
+        if op_step in self.plan.variants:
+            return problem.variants[op_step][self.plan.variants[op_step]].workspace_nbytes
+        return problem.costs[op_step].workspace_nbytes
 
     def _name(self, storage: int) -> str:
         return repr(self.graph.storages[storage].name)
