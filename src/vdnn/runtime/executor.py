@@ -128,7 +128,7 @@ class Executor:
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
-        step = WatchedStep(self._graph, self._schedule, self._journeys())
+        step = WatchedStep(self.plan, self._schedule, self._journeys())
         step.count_inputs(args, self._forward_program.constants)
         program = self._forward_program.run_marked()
         with step.tracker, running(step):

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from vdnn.ir import Graph, Role
+from vdnn.ir import Role
+from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
 from vdnn.plan.timeline import COMPUTE, ROLES, Lane, Timeline
 from vdnn.runtime.journeys import Journeys
@@ -23,9 +24,9 @@ from vdnn.runtime.tracker import StorageTracker
 class WatchedStep:
     """Follows one forward and its backward. `timeline` is there once the last instruction of the program has run."""
 
-    def __init__(self, graph: Graph, program: Sequence[Instruction], journeys: Journeys) -> None:
+    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys) -> None:
         self.journeys = journeys
-        self._graph, self._program = graph, program
+        self._graph, self._costs, self._program = plan.problem.graph, plan.problem.costs, program
         self._position = -1
         self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
         self._begin_s = np.zeros(len(program))
@@ -69,6 +70,9 @@ class WatchedStep:
     def _as_timeline(self) -> Timeline:
         labels = tuple(instruction.label(self._graph) for instruction in self._program)
         steps = np.array([instruction.step for instruction in self._program], dtype=np.int64)
+        # What ops allocate inside themselves was measured op by op, where the plan has it: no tracker of tensors sees it.
+        workspaces = [self._costs[i.op].workspace_nbytes if i.op >= 0 else 0 for i in self._program]
+        self._columns[ROLES.index(Role.WORKSPACE)] = workspaces
         lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
         return Timeline("measured", "device", labels, steps, {"device": self._columns}, {COMPUTE: lane})
 
