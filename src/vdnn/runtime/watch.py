@@ -70,7 +70,8 @@ class WatchedStep:
     def _as_timeline(self) -> Timeline:
         labels = tuple(instruction.label(self._graph) for instruction in self._program)
         steps = np.array([instruction.step for instruction in self._program], dtype=np.int64)
-        # What ops allocate inside themselves was measured op by op, where the plan has it: no tracker of tensors sees it.
+        # What ops allocate inside themselves was measured op by op, where the plan has it: no tracker of tensors sees
+        # it
         workspaces = [self._costs[i.op].workspace_nbytes if i.op >= 0 else 0 for i in self._program]
         self._columns[ROLES.index(Role.WORKSPACE)] = workspaces
         lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
