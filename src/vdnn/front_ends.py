@@ -40,12 +40,7 @@ def compile_dynamo_graph(
     graph: fx.GraphModule, inputs: Sequence[Any], options: Options, session: Session
 ) -> Callable[..., Any]:
     """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
-    if len(session.executors) >= MAX_CAPTURES:
-        raise Unsupported(
-            f"{session.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called"
-            " with new ones again."
-            " Pad batches to a few sizes, or run the odd ones on the plain model."
-        )
+    _refuse_endless_captures(session)
     compiler = JointCompiler(options, dynamo_inputs(graph, inputs), session.next_name(), session.add)
     compile_graph = aot_autograd(
         fw_compiler=compiler.forward,
@@ -60,6 +55,15 @@ def compile_dynamo_graph(
     except InexactTrace as reason:
         log.warning("a piece of %s runs plain, outside any plan: %s", session.name, reason)
         return graph.forward
+
+
+def _refuse_endless_captures(session: Session) -> None:
+    if len(session.executors) >= MAX_CAPTURES:
+        raise Unsupported(
+            f"{session.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called"
+            " with new ones again."
+            " Pad batches to a few sizes, or run the odd ones on the plain model."
+        )
 
 
 class JustInTime:
@@ -138,6 +142,7 @@ class AheadOfTime:
         return self._steps[signature]
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        _refuse_endless_captures(self._session)
         compiler = JointCompiler(self._options, (), self._session.next_name(), self._session.add)
         with contextlib.ExitStack() as stack:
             joint = export_joint(stack, self._module, args, kwargs, exact=True)
