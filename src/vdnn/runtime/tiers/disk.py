@@ -1,0 +1,187 @@
+"""The disk tier: feature maps in one private file, by direct I/O in large chunks.
+
+Enters: flat bytes in host memory. Leaves: the same bytes, later. A tensor's pages go straight between its memory and
+the file (`pages.py`); its first and last page travel in the same system call from staging. When the memory that
+receives it lies at another distance from a page boundary than the memory it came from, all of it is staged: measured
+at 0.77 of the rate of the straight path. That is rare for large tensors, which the allocator puts at one and the same
+distance each time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from vdnn.errors import TierFailed, TierFull
+from vdnn.hardware.disk_speed import CHUNK_NBYTES, usable_nbytes
+from vdnn.runtime.tiers.disk_file import DIRECT_PAGE_NBYTES, Buffers, DiskFile
+from vdnn.runtime.tiers.ledger import Lease, Ledger
+from vdnn.runtime.tiers.memory import StagingPool, move_bytes, prefer_huge_pages, raw_bytes, round_up
+from vdnn.runtime.tiers.pages import PageRun
+from vdnn.units import format_nbytes
+
+NUM_STAGING_BUFFERS = 2  # a copy out and a copy in at once; more copies wait for one of these
+
+
+class DiskRoom:
+    """A file in `directory` of at most `capacity_nbytes`, or as much as the disk holds. The directory is looked at
+    now, the file is made at the first `reserve`."""
+
+    def __init__(
+        self, directory: str | os.PathLike[str], capacity_nbytes: int | None = None, *, name: str = "disk"
+    ) -> None:
+        usable_nbytes(directory, 0)
+        self.name = name
+        self.directory = os.fspath(directory)
+        self._ledger = Ledger(
+            name, capacity_nbytes, way_out="Raise disk_budget, or let the plan send less there or recompute more."
+        )
+        self._staging = StagingPool(NUM_STAGING_BUFFERS, CHUNK_NBYTES)
+        self._lock = threading.Lock()
+        self._file: DiskFile | None = None
+        self._end = 0  # how far the file may have grown
+        self._is_closed = False
+        self._process = os.getpid()
+
+    def reserve(self, nbytes: int) -> DiskPlace:
+        """Room for any phase: a page more than the bytes need."""
+        file = self._opened()
+        padded = round_up(nbytes + DIRECT_PAGE_NBYTES - 1, DIRECT_PAGE_NBYTES) if nbytes else 0
+        lease = self._ledger.lease(nbytes, padded)
+        end = max((extent.end for extent in lease.extents), default=0)
+        with self._lock:
+            if end > self._end and not file.has_room_up_to(end):
+                free = format_nbytes(shutil.disk_usage(self.directory).free)
+                raise TierFull(
+                    f"the {self.name} tier has no room for {format_nbytes(nbytes)}: {self.directory!r} has {free} free"
+                    f" and {format_nbytes(self.used_nbytes)} are used. Free some space or name another directory."
+                )
+            self._end = max(self._end, end)
+        return DiskPlace(self, lease)
+
+    @property
+    def used_nbytes(self) -> int:
+        return self._ledger.used_nbytes
+
+    @property
+    def capacity_nbytes(self) -> int | None:
+        return self._ledger.capacity_nbytes
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _opened(self) -> DiskFile:
+        with self._lock:
+            if self._is_closed:
+                raise TierFailed(f"the {self.name} tier has been closed: nothing can be stored in it or read from it")
+            if self._process != os.getpid():
+                raise TierFailed(
+                    f"the {self.name} tier belongs to process {self._process} and this is {os.getpid()}, forked from"
+                    " it: both would write to one file. Build the model in the process that trains it."
+                )
+            if self._file is None:
+                self._file = DiskFile(self.directory, self.name)
+            return self._file
+
+    def write(self, lease: Lease, address: int) -> PageRun:
+        """Copy `lease.nbytes` from memory into the file; the answer says how they lie there."""
+        file = self._opened()
+        run = PageRun.of(address, lease.nbytes, file.page_nbytes)
+        with self._staging.borrow() as staging:
+            for offset, begin, end in _chunks(lease, run):
+                self._fill_edges(run, address, staging, begin, end)
+                file.write(_buffers(run, address, staging, begin, end), offset)
+        return run
+
+    def read(self, lease: Lease, run: PageRun, address: int) -> None:
+        prefer_huge_pages(address, lease.nbytes)
+        with self._staging.borrow() as staging:
+            if PageRun.of(address, run.nbytes, run.page_nbytes) == run:
+                self._read_straight(lease, run, address, staging)
+            else:
+                self._read_staged(lease, run, address, staging)
+
+    def _read_straight(self, lease: Lease, run: PageRun, address: int, staging: int) -> None:
+        file = self._opened()
+        for offset, begin, end in _chunks(lease, run):
+            file.read(_buffers(run, address, staging, begin, end), offset)
+            for slot, position, nbytes in _edges(run, staging, begin, end):
+                move_bytes(address + position - run.phase, slot, nbytes)
+
+    def _read_staged(self, lease: Lease, run: PageRun, address: int, staging: int) -> None:
+        file = self._opened()
+        for offset, begin, end in _chunks(lease, run):
+            file.read([raw_bytes(staging, end - begin)], offset)
+            position, nbytes = run.clip(begin, end)
+            move_bytes(address + position - run.phase, staging + position - begin, nbytes)
+
+    def _fill_edges(self, run: PageRun, address: int, staging: int, begin: int, end: int) -> None:
+        for slot, position, nbytes in _edges(run, staging, begin, end):
+            move_bytes(slot, address + position - run.phase, nbytes)
+
+
+class DiskPlace:
+    """Room for `nbytes` in the file. What was written last is read; a failed write leaves nothing to read."""
+
+    __slots__ = ("__weakref__", "_lease", "_room", "_run")
+
+    def __init__(self, room: DiskRoom, lease: Lease) -> None:
+        self._room = room
+        self._lease = lease
+        self._run: PageRun | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return self._lease.nbytes
+
+    def write(self, source: torch.Tensor) -> None:
+        assert source.numel() == self.nbytes, f"{source.numel()} bytes for a place of {self.nbytes}"
+        self._run = None
+        self._run = self._room.write(self._lease, source.data_ptr())
+
+    def read(self, target: torch.Tensor) -> None:
+        assert target.numel() == self.nbytes, f"{target.numel()} bytes from a place of {self.nbytes}"
+        if self._run is None:
+            held = format_nbytes(self.nbytes)
+            raise TierFailed(f"reading {held} from the {self._room.name} tier failed: they were never written there")
+        self._room.read(self._lease, self._run, target.data_ptr())
+
+
+def _chunks(lease: Lease, run: PageRun) -> Iterator[tuple[int, int, int]]:
+    """(offset in the file, begin, end) of each part of a run that one system call moves."""
+    begin = 0
+    for extent in lease.extents:
+        offset = extent.begin
+        while offset < extent.end and begin < run.padded_nbytes:
+            nbytes = min(CHUNK_NBYTES, extent.end - offset, run.padded_nbytes - begin)
+            yield offset, begin, begin + nbytes
+            offset, begin = offset + nbytes, begin + nbytes
+
+
+def _buffers(run: PageRun, address: int, staging: int, begin: int, end: int) -> Buffers:
+    """Staged first page, memory of the tensor itself, staged last page; each where it falls into [begin, end)."""
+    low, high = max(begin, run.interior_begin), min(end, run.interior_end)
+    buffers = [raw_bytes(staging, run.interior_begin)] if begin < run.interior_begin else []
+    if low < high:
+        buffers.append(raw_bytes(address + low - run.phase, high - low))
+    if end > run.interior_end:
+        buffers.append(raw_bytes(staging + run.page_nbytes, run.padded_nbytes - run.interior_end))
+    return buffers
+
+
+def _edges(run: PageRun, staging: int, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(address in staging, position, size) of the tensor's bytes on its first and on its last page."""
+    if begin < run.interior_begin:
+        position, nbytes = run.clip(0, run.interior_begin)
+        yield staging + position, position, nbytes
+    if end > run.interior_end:
+        position, nbytes = run.clip(run.interior_end, run.padded_nbytes)
+        yield staging + run.page_nbytes + position - run.interior_end, position, nbytes

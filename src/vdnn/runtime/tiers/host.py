@@ -1,0 +1,139 @@
+"""The host tier: a bounded part of the host's memory, in slabs that are kept and reused.
+
+Enters: flat bytes in host memory, or pieces for an accelerator's copy engine. Leaves: the same bytes, later. The one
+idea: places are ranges of one row of bytes, and slab k lies under [k·S, (k+1)·S) of it, made when first written. A
+tensor never costs an allocation of its own, which matters because page-locked memory takes milliseconds to get. Where
+there is an accelerator the slabs are page-locked, so that copies to and from it run beside compute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from vdnn.errors import TierFailed
+from vdnn.runtime.tiers.ledger import Lease, Ledger
+from vdnn.runtime.tiers.memory import move_bytes, prefer_huge_pages
+from vdnn.units import MiB, format_nbytes
+
+SLAB_NBYTES = 64 * MiB  # a few of the largest feature maps; the last slab, half empty on average, is what it wastes
+
+
+class HostRoom:
+    """Host memory up to `capacity_nbytes`, or as much as there is. `pin=None` page-locks it if there is an
+    accelerator."""
+
+    def __init__(
+        self,
+        capacity_nbytes: int | None = None,
+        *,
+        name: str = "host",
+        pin: bool | None = None,
+        slab_nbytes: int = SLAB_NBYTES,
+    ) -> None:
+        self.name = name
+        self.pin = torch.accelerator.is_available() if pin is None else pin
+        self._ledger = Ledger(
+            name, capacity_nbytes, way_out="Raise host_budget, or let the plan send less there or more to disk."
+        )
+        self._slab_nbytes = slab_nbytes
+        self._slabs: dict[int, torch.Tensor] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def reserve(self, nbytes: int) -> HostPlace:
+        self._check_open()
+        return HostPlace(self, self._ledger.lease(nbytes))
+
+    @property
+    def used_nbytes(self) -> int:
+        return self._ledger.used_nbytes
+
+    @property
+    def capacity_nbytes(self) -> int | None:
+        return self._ledger.capacity_nbytes
+
+    @property
+    def slab_nbytes(self) -> int:
+        """Memory taken from the system, whether it is in use or waits to be used again."""
+        with self._lock:
+            return sum(slab.numel() for slab in self._slabs.values())
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._slabs.clear()
+
+    def pieces(self, lease: Lease) -> Iterator[tuple[torch.Tensor, int, int]]:
+        """Slab, position in it, number of bytes: where the bytes of a lease lie, in order."""
+        for extent in lease.extents:
+            begin = extent.begin
+            while begin < extent.end:
+                index, position = divmod(begin, self._slab_nbytes)
+                nbytes = min(extent.end - begin, self._slab_nbytes - position)
+                yield self._slab(index), position, nbytes
+                begin += nbytes
+
+    def _slab(self, index: int) -> torch.Tensor:
+        with self._lock:
+            self._check_open()
+            if index not in self._slabs:
+                self._slabs[index] = self._new_slab(index)
+            return self._slabs[index]
+
+    def _new_slab(self, index: int) -> torch.Tensor:
+        """The slabs together are never larger than the bound: the last one ends there."""
+        nbytes = self._slab_nbytes
+        if self.capacity_nbytes is not None:
+            nbytes = min(nbytes, self.capacity_nbytes - index * self._slab_nbytes)
+        with torch._C._DisableTorchDispatch():  # the runtime's memory is not the model's: no tracker counts it
+            try:
+                slab = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin)
+            except RuntimeError as error:
+                raise TierFailed(
+                    f"the {self.name} tier got no memory from the system: {format_nbytes(nbytes)} were asked for,"
+                    f" {format_nbytes(self.used_nbytes)} are used. Lower host_budget. ({error})"
+                ) from error
+        if not self.pin:
+            prefer_huge_pages(slab.data_ptr(), nbytes)
+        return slab
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise TierFailed(f"the {self.name} tier has been closed: nothing can be stored in it or read from it")
+
+
+class HostPlace:
+    """Room for `nbytes` in the slabs."""
+
+    __slots__ = ("__weakref__", "_lease", "_room")
+
+    def __init__(self, room: HostRoom, lease: Lease) -> None:
+        self._room = room
+        self._lease = lease
+
+    @property
+    def nbytes(self) -> int:
+        return self._lease.nbytes
+
+    def write(self, source: torch.Tensor) -> None:
+        assert source.numel() == self.nbytes, f"{source.numel()} bytes for a place of {self.nbytes}"
+        address = source.data_ptr()
+        for slab, position, nbytes in self._room.pieces(self._lease):
+            move_bytes(slab.data_ptr() + position, address, nbytes)
+            address += nbytes
+
+    def read(self, target: torch.Tensor) -> None:
+        assert target.numel() == self.nbytes, f"{target.numel()} bytes from a place of {self.nbytes}"
+        address = target.data_ptr()
+        prefer_huge_pages(address, self.nbytes)
+        for slab, position, nbytes in self._room.pieces(self._lease):
+            move_bytes(address, slab.data_ptr() + position, nbytes)
+            address += nbytes
+
+    def pieces(self) -> list[torch.Tensor]:
+        """The place as flat tensors, in order: what an accelerator copies to and from."""
+        with torch._C._DisableTorchDispatch():
+            return [slab[begin : begin + nbytes] for slab, begin, nbytes in self._room.pieces(self._lease)]
