@@ -21,10 +21,11 @@ from torch import nn
 from vdnn.capture.export import check_sample, export_joint, fake_step
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.capture.owned import as_module
-from vdnn.compiler import Options, plan_joint
+from vdnn.compiler import plan_joint
 from vdnn.errors import InvalidInput
 from vdnn.front_ends import AheadOfTime, JustInTime
 from vdnn.hardware.device import Hardware
+from vdnn.options import Options
 from vdnn.plan.plan import Plan
 from vdnn.report.record import Report
 from vdnn.session import Session
@@ -39,10 +40,13 @@ def virtualize(
     sample: Any = None,
     *,
     budget: int | str | None = None,
-    strategy: str = "keep-all",
+    strategy: str | None = None,
     fullgraph: bool = False,
     device: str | Hardware | None = None,
-    costs: str = "roofline",
+    costs: str | None = None,
+    host_budget: int | str | None = None,
+    disk_budget: int | str | None = None,
+    spill_dir: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """The same model, trained inside `budget` bytes with the same gradients.
@@ -60,17 +64,26 @@ def virtualize(
     """
     if not callable(model):
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
-    options = Options(budget=budget, strategy=strategy, device=device, costs=costs, progress=progress)
-    session = Session(_name_of(model), strategy, options.budget_nbytes)
+    options = Options(
+        budget=budget,
+        strategy=strategy,
+        device=device,
+        costs=costs,
+        host_budget=host_budget,
+        disk_budget=disk_budget,
+        spill_dir=spill_dir,
+        progress=progress,
+    )
+    session = Session(_name_of(model), options)
     if isinstance(model, nn.Module):
         virtual: Any = copy.copy(model)
         plain: Callable[..., Any] = virtual._call_impl
     else:
         virtual, plain = _wrap(model), model
     if sample is None:
-        run: Callable[..., Any] = JustInTime(plain, options, session, fullgraph=fullgraph)
+        run: Callable[..., Any] = JustInTime(plain, session, fullgraph=fullgraph)
     else:
-        run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), options, session)
+        run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), session)
         run.prepare(*check_sample(sample, {}))
     virtual._compiled_call_impl = functools.partial(_call, run, plain)
     _sessions[virtual] = session
@@ -97,9 +110,9 @@ def plan(
     *,
     budget: int | str | None = None,
     device: str | Hardware | None = None,
-    strategy: str = "keep-all",
+    strategy: str | None = None,
     optimizer: str | None = None,
-    costs: str = "roofline",
+    costs: str | None = "roofline",
     progress: Callable[[int, int], None] | None = None,
 ) -> Plan:
     """What one training step of `model` would do on `device`, without running or allocating it.

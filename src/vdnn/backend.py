@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import fx
 
-from vdnn.compiler import Options
 from vdnn.front_ends import compile_dynamo_graph
+from vdnn.options import Options
 from vdnn.session import Session
 
 
 def vdnn(graph: fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None) -> Callable[..., Any]:
     """A torch.compile backend. `options` takes what `vdnn.virtualize` takes: budget, strategy, device."""
-    parsed = Options.parse(options or {})
-    return compile_dynamo_graph(graph, inputs, parsed, Session("torch.compile", parsed.strategy, parsed.budget_nbytes))
+    return compile_dynamo_graph(graph, inputs, Session("torch.compile", Options.parse(options or {})))

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.export import export_joint
 from vdnn.capture.inputs import dynamo_inputs
-from vdnn.compiler import JointCompiler, Options
+from vdnn.compiler import JointCompiler
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
 from vdnn.session import Session
 
@@ -36,12 +36,10 @@ MAX_CAPTURES = 128
 _USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
-def compile_dynamo_graph(
-    graph: fx.GraphModule, inputs: Sequence[Any], options: Options, session: Session
-) -> Callable[..., Any]:
+def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: Session) -> Callable[..., Any]:
     """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
     _refuse_endless_captures(session)
-    compiler = JointCompiler(options, dynamo_inputs(graph, inputs), session.next_name(), session.add)
+    compiler = JointCompiler(session, dynamo_inputs(graph, inputs))
     compile_graph = aot_autograd(
         fw_compiler=compiler.forward,
         bw_compiler=compiler.backward,
@@ -69,9 +67,9 @@ def _refuse_endless_captures(session: Session) -> None:
 class JustInTime:
     """Runs a callable through Dynamo with vdnn as its backend."""
 
-    def __init__(self, plain: Callable[..., Any], options: Options, session: Session, *, fullgraph: bool) -> None:
+    def __init__(self, plain: Callable[..., Any], session: Session, *, fullgraph: bool) -> None:
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
-            return compile_dynamo_graph(graph, inputs, options, session)
+            return compile_dynamo_graph(graph, inputs, session)
 
         self._session, self._fullgraph = session, fullgraph
         compile_with_limits: Any = (
@@ -127,8 +125,8 @@ def _explain_break(name: str, failure: Exception) -> str:
 class AheadOfTime:
     """Runs a module whose whole step is traced before it runs, once for every signature it is called with."""
 
-    def __init__(self, module: nn.Module, options: Options, session: Session) -> None:
-        self._module, self._options, self._session = module, options, session
+    def __init__(self, module: nn.Module, session: Session) -> None:
+        self._module, self._session = module, session
         self._steps: dict[Hashable, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +141,7 @@ class AheadOfTime:
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         _refuse_endless_captures(self._session)
-        compiler = JointCompiler(self._options, (), self._session.next_name(), self._session.add)
+        compiler = JointCompiler(self._session, ())
         with contextlib.ExitStack() as stack:
             joint = export_joint(stack, self._module, args, kwargs, exact=True)
             compiled = aot_compile_joint_with_descriptors(

@@ -5,12 +5,16 @@ Enters: executors as they are compiled. Leaves: a `Report`, predicted beside mea
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from statistics import median
 
 from vdnn.errors import InvalidInput
+from vdnn.hardware.device import Hardware
+from vdnn.options import Options
 from vdnn.report.record import Piece, Report, TimelineSummary, summarize
 from vdnn.runtime.executor import Executor
+from vdnn.runtime.transfers.base import Transfers
 
 
 @dataclass
@@ -18,9 +22,16 @@ class Session:
     """One per virtualized model."""
 
     name: str
-    strategy: str
-    budget_nbytes: int | None
+    options: Options
     executors: list[Executor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.options = self.options.on_known_hardware()
+
+    def transfers(self) -> Transfers:
+        """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
+        options = self.options
+        return _shared_transfers(options.hardware, options.host_budget, options.disk_budget, options.spill_dir)
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
@@ -38,7 +49,17 @@ class Session:
             raise InvalidInput(
                 f"{self.name} has not run a training step yet: call it and its backward once, then ask for the report"
             )
-        return Report(self.name, self.strategy, self.budget_nbytes, tuple(_piece(e) for e in self.executors))
+        plan = self.executors[-1].plan
+        return Report(self.name, plan.strategy, plan.problem.budget_nbytes, tuple(_piece(e) for e in self.executors))
+
+
+@functools.cache
+def _shared_transfers(
+    hardware: Hardware, host_budget: int | str | None, disk_budget: int | str | None, spill_dir: str | None
+) -> Transfers:
+    from vdnn.runtime.engine import open_transfers
+
+    return open_transfers(hardware, host_budget=host_budget, disk_budget=disk_budget, spill_dir=spill_dir)
 
 
 def _piece(executor: Executor) -> Piece:

@@ -1,0 +1,40 @@
+"""A budget as people say it, as bytes.
+
+Enters: 12884901888, "12GiB", "45%" or None, and the peak of a step that keeps everything. Leaves: bytes, or None for no
+bound. A share is one of the keep-all peak, so "45%" means the same thing for every model; more than "100%" is allowed
+and bounds nothing that keep-all would not meet.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from vdnn.errors import InvalidInput
+from vdnn.units import parse_nbytes
+
+_SHARE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*%\s*")
+
+
+def resolve_budget(budget: int | str | None, keep_all_peak_nbytes: int) -> int | None:
+    """Bytes that the peak must stay within; a share is rounded down to whole bytes."""
+    if budget is None:
+        return None
+    share = parse_share(budget)
+    return parse_nbytes(budget) if share is None else int(share * keep_all_peak_nbytes)
+
+
+def parse_share(budget: int | str | None) -> Fraction | None:
+    """`"45%"` as 9/20; None for what is no share at all; InvalidInput for a share that cannot be meant."""
+    if not isinstance(budget, str) or "%" not in budget:
+        return None
+    match = _SHARE.fullmatch(budget)
+    if match is None:
+        raise InvalidInput(
+            f"cannot read {budget!r} as a share of the keep-all peak: write a positive number and a percent sign, as in"
+            " '45%' or '62.5%', or an amount such as '12GiB'."
+        )
+    share = Fraction(match["number"]) / 100
+    if share == 0:
+        raise InvalidInput(f"a budget of {budget!r} leaves no byte to train in: write a share above 0%, as in '45%'.")
+    return share
