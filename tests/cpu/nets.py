@@ -14,10 +14,12 @@ EITHER_FRONT_END = pytest.mark.parametrize("front_end", ["just in time", "ahead 
 
 
 PYTORCH_MAY_WARN = pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf", "ignore:.*script_method. is deprecated"
+    "ignore:The .grad attribute of a Tensor that is not a leaf",
+    "ignore:.*script_method. is deprecated",
+    "ignore:.*torch.autograd.function.Function.* should not be instantiated",
 )
-"""Dynamo looks at `.grad` of whatever enters a graph, and imports deprecated parts of PyTorch when it meets an optimizer. It hides the warnings
-that this gives rise to, but not from a test run that turns warnings into errors."""
+"""Dynamo looks at `.grad` of whatever enters a graph, imports deprecated parts of PyTorch when it meets an optimizer, and
+instantiates autograd functions. It hides the warnings, but not from a test run that turns warnings into errors."""
 
 
 def options(front_end: str, *sample: Any) -> dict[str, Any]:
