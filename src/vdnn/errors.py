@@ -34,7 +34,8 @@ class LostHandle(VdnnError, RuntimeError):
 
 
 class TierFull(VdnnError, MemoryError):
-    """A slower tier has no room for what the plan sends there. Names the tier, what was asked, what is used, and the bound."""
+    """A slower tier has no room for what the plan sends there. Names the tier, what was asked, what is used, and the
+    bound."""
 
 
 class TierFailed(VdnnError, OSError):

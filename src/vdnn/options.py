@@ -63,7 +63,8 @@ class Options:
             raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
         if self.costs == "measured" and isinstance(self.device, str):
             raise InvalidInput(
-                f"ops can be measured on this machine only, not on {self.device!r}: leave out costs='measured' or device="
+                f"ops can be measured on this machine only, not on {self.device!r}: leave out costs='measured' or"
+                " device="
             )
 
     @property

@@ -28,7 +28,7 @@ def inspect(
     optimizer: Optimizer = None,
     image_size: ImageSize = None,
     budget: Budget = None,
-    strategy: Strategy = "keep-all",
+    strategy: Strategy = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Answer:

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from vdnn.plan.budget import parse_share
 from vdnn.units import parse_nbytes
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
@@ -56,6 +57,16 @@ def amount(words: str) -> int:
         raise typer.BadParameter(str(error)) from error
 
 
+def budget(words: str) -> str:
+    """An amount of memory, or a share of what keeping everything takes; it stays as it was said."""
+    try:
+        if parse_share(words) is None:
+            parse_nbytes(words)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return words
+
+
 def optimizer_name(words: str) -> str:
     if words not in OPTIMIZERS:
         raise typer.BadParameter(f"{words!r} is none of {', '.join(OPTIMIZERS)}.")
@@ -70,11 +81,23 @@ ImageSize = Annotated[
     int | None, typer.Option(metavar="PIXELS", parser=positive, help="Side of the square images, if not the usual.")
 ]
 Budget = Annotated[
-    int | None,
+    str | None,
     typer.Option(
-        metavar="BYTES", parser=amount, help="What the peak must stay within, as in 12GiB. Default: no bound."
+        metavar="BYTES",
+        parser=budget,
+        help="What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound.",
     ),
 ]
-Strategy = Annotated[str, typer.Option(metavar="NAME", help="Who decides what stays, moves and is redone.")]
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Who decides what stays and what moves. Default: offload where a budget is given."
+    ),
+]
+DiskBudget = Annotated[
+    int | None,
+    typer.Option(metavar="BYTES", parser=amount, help="Disk that feature maps may take. Default: what is free."),
+]
+SpillDir = Annotated[str | None, typer.Option(metavar="DIR", help="Where feature maps go on disk.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -19,9 +19,11 @@ from vdnn.cli.options import (
     Batch,
     Budget,
     Debug,
+    DiskBudget,
     ImageSize,
     Json,
     Model,
+    SpillDir,
     Strategy,
     optimizer_name,
     positive,
@@ -59,7 +61,9 @@ def train(
     seed: Seed = 0,
     image_size: ImageSize = None,
     budget: Budget = None,
-    strategy: Strategy = "keep-all",
+    strategy: Strategy = None,
+    disk_budget: DiskBudget = None,
+    spill_dir: SpillDir = None,
     verify: Verify = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -74,7 +78,7 @@ def train(
     make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size)
     torch.manual_seed(seed)
     workload = make()
-    virtual = virtualize(workload.step, budget=budget, strategy=strategy)
+    virtual = virtualize(workload.step, budget=budget, strategy=strategy, disk_budget=disk_budget, spill_dir=spill_dir)
     trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(optimizer, workload.model, lr))
     with _progress(enabled=not as_json) as progress:
         task = progress.add_task(workload.name, total=steps, loss="capturing")
