@@ -90,13 +90,11 @@ Budget = Annotated[
 ]
 Strategy = Annotated[
     str | None,
-    typer.Option(
-        metavar="NAME", help="Who decides what stays and what moves. Default: offload where a budget is given."
-    ),
+    typer.Option(metavar="NAME", help="Who decides what stays and moves. Default: offload where a budget is given."),
 ]
 DiskBudget = Annotated[
     int | None,
-    typer.Option(metavar="BYTES", parser=amount, help="Disk that feature maps may take. Default: what is free."),
+    typer.Option(metavar="BYTES", parser=amount, help="Disk that feature maps may take. Default: all."),
 ]
 SpillDir = Annotated[str | None, typer.Option(metavar="DIR", help="Where feature maps go on disk.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
