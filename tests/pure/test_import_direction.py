@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "cost": VOCABULARY | {"hardware"},
     "plan": VOCABULARY | {"hardware", "cost", "codecs"},
     "report": VOCABULARY | {"plan"},
-    "runtime": VOCABULARY | {"plan", "codecs"},
+    "runtime": VOCABULARY | {"plan", "codecs", "hardware"},  # tiers and links are described there
     "rewrite": VOCABULARY | {"plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
     "models": {"errors"},
 }
