@@ -12,12 +12,20 @@ from collections.abc import Callable
 from vdnn.errors import InvalidInput
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
-from vdnn.plan.strategies import keep_all
+from vdnn.plan.strategies import keep_all, offload, vdnn_all, vdnn_conv, vdnn_dyn
 
 Strategy = Callable[[Problem], Plan]
 
 STRATEGIES: dict[str, Strategy] = {
     "keep-all": keep_all.solve,
+    "vdnn-all": vdnn_all.solve,
+    "vdnn-all(m)": vdnn_all.solve_memory_optimal,
+    "vdnn-all(p)": vdnn_all.solve_performance_optimal,
+    "vdnn-conv": vdnn_conv.solve,
+    "vdnn-conv(m)": vdnn_conv.solve_memory_optimal,
+    "vdnn-conv(p)": vdnn_conv.solve_performance_optimal,
+    "vdnn-dyn": vdnn_dyn.solve,
+    "offload": offload.solve,
 }
 
 

@@ -1,0 +1,111 @@
+"""The layers of a network, found again in its ops.
+
+Enters: a graph of aten ops. Leaves: one `Layer` per forward op that computes something: what kind it is, which map it
+takes, and where its backward runs. The papers think in layers, our graphs in ops; this file is the only dictionary
+between the two. A backward op belongs to the forward op of its module whose maps it reads; where a module runs several
+times the one that shares most with it, and of equals the one that ran last, since backward goes in reverse.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from vdnn.ir import Graph, Op, Role, Trait
+
+CONVOLUTIONS = frozenset({"convolution", "_convolution", "conv1d", "conv2d", "conv3d", "mkldnn_convolution"})
+POOLINGS = frozenset(
+    f"{pool}{dim}d{suffix}"
+    for dim in (1, 2, 3)
+    for pool, suffix in (
+        ("max_pool", ""),
+        ("max_pool", "_with_indices"),
+        ("avg_pool", ""),
+        ("adaptive_max_pool", ""),
+        ("_adaptive_avg_pool", ""),
+    )
+)
+_SHARED_BY_ALL = frozenset({Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE})  # says nothing about which layer reads
+
+
+class LayerKind(StrEnum):
+    CONV = "convolution"
+    POOL = "pooling"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """`step` runs it forward, `backward` is the step of its backward op (None: it has none); `x` is the storage of the
+    map it takes (None: it takes none).
+    """
+
+    kind: LayerKind
+    step: int
+    backward: int | None
+    x: int | None
+
+
+def layers(graph: Graph) -> tuple[Layer, ...]:
+    """Forward ops that compute, in execution order, each with its backward op."""
+    readers = _backward_readers(graph)
+    taken: set[int] = set()
+    found: list[Layer] = []
+    for step in range(graph.num_forward - 1, -1, -1):
+        if graph.ops[step].has(Trait.VIEW):
+            continue
+        backward = _backward_of(graph, step, readers, taken)
+        if backward is not None:
+            taken.add(backward)
+        found.append(Layer(kind_of(graph.ops[step]), step, backward, _first_map(graph, graph.ops[step])))
+    return tuple(reversed(found))
+
+
+def kind_of(op: Op) -> LayerKind:
+    name = _base_name(op)
+    if name in CONVOLUTIONS:
+        return LayerKind.CONV
+    return LayerKind.POOL if name in POOLINGS else LayerKind.OTHER
+
+
+def _base_name(op: Op) -> str:
+    """`aten.max_pool2d_with_indices.default` as `max_pool2d_with_indices`; a name without dots as it is."""
+    parts = op.target.split(".")
+    return parts[1] if len(parts) > 1 else parts[0]
+
+
+def _first_map(graph: Graph, op: Op) -> int | None:
+    return next(iter(_maps(graph, (read.value for read in op.reads))), None)
+
+
+def _maps(graph: Graph, values: Iterable[int]) -> list[int]:
+    """Storages of values, in order, without those that every layer may share."""
+    storages = dict.fromkeys(graph.values[value].storage for value in values)
+    return [storage for storage in storages if graph.storages[storage].role not in _SHARED_BY_ALL]
+
+
+def _backward_readers(graph: Graph) -> dict[int, list[int]]:
+    """Of each storage: the backward ops that read it and compute something."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    for step in range(graph.num_forward, len(graph)):
+        if not graph.ops[step].has(Trait.VIEW):
+            for storage in _maps(graph, (read.value for read in graph.ops[step].reads)):
+                readers[storage].append(step)
+    return readers
+
+
+def _backward_of(graph: Graph, step: int, readers: dict[int, list[int]], taken: set[int]) -> int | None:
+    op = graph.ops[step]
+    shared: dict[int, int] = defaultdict(int)
+    for storage in _maps(graph, (*(read.value for read in op.reads), *op.writes)):
+        for reader in readers.get(storage, ()):
+            if reader not in taken:
+                shared[reader] += 1
+    named = [b for b in shared if _base_name(graph.ops[b]) == f"{_base_name(op)}_backward"]
+    candidates = named if kind_of(op) is not LayerKind.OTHER else list(shared)
+    same_module = [b for b in candidates if graph.ops[b].module == op.module]
+    if kind_of(op) is LayerKind.OTHER:
+        candidates = same_module
+    return max(same_module or candidates, key=lambda b: (shared[b], -b), default=None)

@@ -1,0 +1,174 @@
+"""offload: the smallest set of maps that meets the budget, away for as short as memory allows. Ours.
+
+What vDNN (MICRO 2016) leaves on the table, and what is done here instead: no barrier after a layer, so a copy out has
+until its bytes are wanted; no fixed prefetch window, so a copy back starts as soon as its bytes are free; no rule by
+layer type, but any map between any two uses, in forward too; and no more maps than the budget asks for. Later systems
+drop one or the other of these rules (vDNN++, Capuchin, Sony's out-of-core training).
+
+    orders     gaps by what giving them up buys: bytes x time away, time to the next use, bytes. Copies that the link
+               cannot hide within the gap come last, storages that nobody uses again first: they cost no copy.
+    choice     per order: give up gaps at the worst step until all steps fit (`offload_choice.py`)
+    windows    lend free memory to copies under way (`offload_windows.py`)
+    judge      simulate; of the plans that fit, the fastest
+
+It meets every budget from `bounds.minimum_budget` on, given room in the slower tiers. Convolutions get the fastest
+algorithm that fits beside what their step cannot do without. Weakness: the choice looks at bytes and spans, not at the
+queue of each link, so where links are the bottleneck another set of maps may stall less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from vdnn.plan.actions import Decision, Drop, Offload
+from vdnn.plan.bounds import smallest_costs
+from vdnn.plan.clock import route
+from vdnn.plan.gaps import Bytes, Gap, gaps, step_nbytes, without
+from vdnn.plan.infeasible import infeasible
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.room import Room, slower_tiers
+from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
+from vdnn.plan.strategies.offload_windows import Window, windows
+from vdnn.units import format_seconds
+
+NO_STALL = 1e-9  # relative: below what adding a million floats may lose
+
+Score = Callable[[Gap, float], tuple[float, ...]]
+"""The worth of giving up a gap of so many seconds; more is better."""
+
+SCORES: tuple[Score, ...] = (
+    lambda gap, away_s: (gap.nbytes * away_s, gap.nbytes * (gap.until - gap.leave)),
+    lambda gap, away_s: (away_s, gap.until - gap.leave),
+    lambda gap, away_s: (gap.nbytes, away_s),
+)
+
+
+def solve(problem: Problem) -> Plan:
+    """The fastest plan found within the budget, or Infeasible with the smallest budget that works."""
+    kept = Plan(problem, "offload", variants=dict.fromkeys(problem.variants, 0))
+    if problem.budget_nbytes is None or kept.peak_nbytes <= problem.budget_nbytes:
+        return kept
+    ground = _Ground(problem)
+    best: Plan | None = None
+    for plan in ground.proposals():
+        if best is None or plan.step_time_s < best.step_time_s * (1 - NO_STALL):
+            best = plan
+        if best.timeline.stall_s <= NO_STALL * best.step_time_s:
+            break
+    if best is None:
+        raise infeasible(ground.emptiest(), "shrink the batch: everything that can be away already is")
+    return best
+
+
+class _Ground:
+    """What all proposals start from: gaps with their seconds, and the bytes of every step when all is kept."""
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.budget_nbytes is not None, "without a budget there is nothing to propose"
+        self.problem, self.budget_nbytes = problem, problem.budget_nbytes
+        self.tiers = slower_tiers(problem.hardware)
+        self.gaps = [gap for gap in gaps(problem.graph) if gap.is_last or self.tiers]
+        self.variants = self._variants()
+        self.base = Plan(problem, "offload", variants=self.variants)
+        self.nbytes = step_nbytes(problem.graph, self.base.costs)
+        self.elapsed_s = np.concatenate([[0.0], np.cumsum([cost.seconds for cost in self.base.costs.ops])])
+
+    def proposals(self) -> Iterator[Plan]:
+        """Plans within the budget, at most one per order; if no order finds one, the emptying sequence may."""
+        found = False
+        for score in SCORES:
+            order = self.order(score)
+            chosen = choose(order, self.nbytes, self.budget_nbytes, self.room())
+            if chosen is not None:
+                found = True
+                yield self.plan(self.settled(pruned(chosen, self.nbytes, self.budget_nbytes)))
+        if not found and self.is_bounded:
+            chosen, fits = exhaust(self.order(SCORES[0]), self.nbytes, self.budget_nbytes, self.room())
+            if fits:
+                yield self.plan(pruned(chosen, self.nbytes, self.budget_nbytes))
+
+    def emptiest(self) -> Plan:
+        """The plan with everything away whenever it is unused, as far as the tiers have room."""
+        if self.is_bounded:
+            chosen, _ = exhaust(self.order(SCORES[0]), self.nbytes, 0, self.room())
+        else:
+            chosen = [Choice(gap, None if gap.is_last else self.tiers[0]) for gap in self.gaps]
+        return self.written([Window(choice, choice.gap.leave, choice.gap.until) for choice in chosen])
+
+    @property
+    def is_bounded(self) -> bool:
+        return all(self.problem.hardware.tier(name).nbytes is not None for name in self.tiers)
+
+    def room(self) -> Room:
+        return Room(self.problem.hardware, len(self.problem.graph))
+
+    def order(self, score: Score) -> list[Gap]:
+        return sorted(
+            self.gaps, key=lambda gap: (gap.is_last, self.is_hidden(gap), score(gap, self.away_s(gap))), reverse=True
+        )
+
+    def away_s(self, gap: Gap) -> float:
+        return float(self.elapsed_s[gap.until] - self.elapsed_s[gap.leave + 1])
+
+    def is_hidden(self, gap: Gap) -> bool:
+        """Could the nearest tier's links, with nothing else to do, copy it out and back within the gap?"""
+        return not gap.is_last and sum(self.copies_s(gap, self.tiers[0])) <= self.away_s(gap)
+
+    def copies_s(self, gap: Gap, tier: str) -> tuple[float, float]:
+        """Seconds out and back, link after link."""
+        hardware = self.problem.hardware
+        out = route(hardware, tier)
+        back = [hardware.link(link.target, link.source) for link in out]
+        return sum(link.seconds(gap.nbytes) for link in out), sum(link.seconds(gap.nbytes) for link in back)
+
+    def settled(self, chosen: Sequence[Choice]) -> Sequence[Choice]:
+        """The nearest tiers for those that are back soonest: who stays away longest has time for a slow disk."""
+        if len({choice.tier for choice in chosen if choice.tier}) < 2:
+            return chosen
+        room, tiers = self.room(), {}
+        for k in sorted(range(len(chosen)), key=lambda k: self.away_s(chosen[k].gap)):
+            gap = chosen[k].gap
+            tiers[k] = None if gap.is_last else room.take(gap.nbytes, gap.final, gap.until)
+            if tiers[k] is None and not gap.is_last:
+                return chosen
+        return [Choice(choice.gap, tiers[k]) for k, choice in enumerate(chosen)]
+
+    def plan(self, chosen: Sequence[Choice]) -> Plan:
+        away = without(self.nbytes, [choice.gap for choice in chosen])
+        copied = [choice for choice in chosen if choice.tier is not None]
+        dropped = [Window(choice, choice.gap.leave, choice.gap.until) for choice in chosen if choice.tier is None]
+        return self.written([*windows(copied, away, self.budget_nbytes), *dropped])
+
+    def written(self, used: Sequence[Window]) -> Plan:
+        """Ordered by return: of copies back that start at one step, the one that is used first goes first."""
+        decisions = [self.decision(window) for window in sorted(used, key=lambda w: (w.choice.gap.until, w.leave))]
+        return replace(self.base, decisions=tuple(decisions))
+
+    def decision(self, window: Window) -> Decision:
+        gap, tier = window.choice.gap, window.choice.tier
+        if tier is None:
+            return Decision(gap.storage, Drop(window.leave), "nobody reads more than its shape from here on")
+        out_s, back_s = self.copies_s(gap, tier)
+        next_use = f"next use {format_seconds(self.away_s(gap))} away"
+        reason = f"{next_use}, copies take {format_seconds(out_s)} out and {format_seconds(back_s)} back"
+        return Decision(gap.storage, Offload(tier, window.leave, window.fetch, gap.until), reason)
+
+    def _variants(self) -> dict[int, int]:
+        """The fastest algorithm that fits beside what its step cannot do without; where tiers are bounded nobody knows
+        yet what that is, and it is the one with the least workspace.
+        """
+        costs = smallest_costs(self.problem)
+        needed: Bytes = without(step_nbytes(self.problem.graph, costs), self.gaps)
+        chosen: dict[int, int] = {}
+        for step, offered in self.problem.variants.items():
+            least_nbytes = costs[step].workspace_nbytes
+            spare_nbytes = 0 if self.is_bounded else max(self.budget_nbytes - int(needed[step]), 0)
+            fitting = (k for k, cost in enumerate(offered) if cost.workspace_nbytes <= least_nbytes + spare_nbytes)
+            fastest = next(fitting, None)
+            if fastest is not None:  # else the cost table's own needs less than all that is offered
+                chosen[step] = fastest
+        return chosen

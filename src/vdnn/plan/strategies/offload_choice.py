@@ -1,0 +1,81 @@
+"""Which gaps `offload` uses: the smallest set that brings every step within the budget.
+
+Enters: gaps in the order in which they would be given up, the bytes of every step, a budget. Leaves: the chosen ones,
+each with its tier (None: it is dropped, nobody uses it again). The one idea: gaps nest (first out, last back), so few
+steps bind. Take the worst step, give up gaps over it in order until it fits, look for the worst step again; what turned
+out not to be needed is taken back.
+
+Where tiers are bounded the order in which they fill matters, and a choice made for one budget could fail where another
+would not. `exhaust` therefore goes gap by gap in a sequence that does not depend on the budget: a larger budget stops
+earlier in the same sequence, so the peak at which it gets stuck is a budget that it meets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vdnn.plan.gaps import Bytes, Gap, without
+from vdnn.plan.room import Room
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Use this gap; `tier` is None when the storage is dropped instead of copied."""
+
+    gap: Gap
+    tier: str | None
+
+
+def choose(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> list[Choice] | None:
+    """A small set of gaps under which every step fits, or None when this order finds none."""
+    return _give_up(order, nbytes, budget_nbytes, room, at_once=True)[0]
+
+
+def exhaust(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> tuple[list[Choice], bool]:
+    """Gap by gap until every step fits (True) or nothing more can be given up at the worst step (False)."""
+    found, taken = _give_up(order, nbytes, budget_nbytes, room, at_once=False)
+    return taken, found is not None
+
+
+def _give_up(
+    order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room, *, at_once: bool
+) -> tuple[list[Choice] | None, list[Choice]]:
+    level = nbytes.copy()
+    leave = np.array([gap.leave for gap in order], dtype=np.int64)
+    until = np.array([gap.until for gap in order], dtype=np.int64)
+    is_free = np.ones(len(order), dtype=np.bool_)
+    taken: list[Choice] = []
+    while level.size and int(level.max()) > budget_nbytes:
+        step = int(level.argmax())
+        progress = False
+        for k in np.flatnonzero(is_free & (leave < step) & (step < until)).tolist():
+            gap = order[k]
+            is_free[k] = False
+            tier = None if gap.is_last else room.take(gap.nbytes, gap.final, gap.until)
+            if tier is None and not gap.is_last:
+                continue  # no tier has room for it, now or later
+            taken.append(Choice(gap, tier))
+            level[gap.leave + 1 : gap.until] -= gap.nbytes
+            progress = True
+            if not at_once or level[step] <= budget_nbytes:
+                break
+        if not progress or (at_once and level[step] > budget_nbytes):
+            return None, taken
+    return taken, taken
+
+
+def pruned(chosen: Sequence[Choice], nbytes: Bytes, budget_nbytes: int) -> list[Choice]:
+    """Without those that the others made unnecessary, the last chosen first."""
+    level = without(nbytes, [choice.gap for choice in chosen])
+    needed: list[Choice] = []
+    for choice in reversed(chosen):
+        gap = choice.gap
+        stretch = level[gap.leave + 1 : gap.until]
+        if int(stretch.max()) + gap.nbytes <= budget_nbytes:
+            stretch += gap.nbytes
+        else:
+            needed.append(choice)
+    return needed[::-1]

@@ -1,0 +1,120 @@
+"""When the chosen maps of `offload` leave and return: as late and as early as free memory allows.
+
+Enters: chosen gaps, the bytes of every step with all of them away, a budget. Leaves: a `Window` per gap that is still
+needed. The one idea: whatever the budget leaves free is lent to maps whose copies are under way. Going forward through
+the steps, a map that should be gone may linger until its bytes are wanted, and then the one whose copy out started
+first goes first, because it is done first. Going backward, a map may return as soon as its bytes are free from there
+on, and when they are not, the one that is used last waits. Both sweeps see one map at a time and cost one pass each.
+
+A map that may linger until it is used again does not leave at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from itertools import pairwise
+
+import numpy as np
+
+from vdnn.plan.gaps import Bytes
+from vdnn.plan.strategies.offload_choice import Choice
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """`choice` leaves after step `leave` and is fetched before step `fetch`."""
+
+    choice: Choice
+    leave: int
+    fetch: int
+
+
+def windows(chosen: Sequence[Choice], nbytes_away: Bytes, budget_nbytes: int) -> list[Window]:
+    """The widest windows that keep every step within the budget."""
+    leaves = _linger(chosen, nbytes_away, budget_nbytes)
+    level = nbytes_away + _residence(
+        chosen, {k: (chosen[k].gap.leave, leave) for k, leave in leaves.items()}, nbytes_away
+    )
+    fetches = _return_early(chosen, leaves, level, budget_nbytes)
+    return [Window(chosen[k], leaves[k], fetches[k]) for k in sorted(fetches)]
+
+
+def _linger(chosen: Sequence[Choice], level: Bytes, budget_nbytes: int) -> dict[int, int]:
+    """Choice -> the step after which it leaves. One that never has to leave is not listed."""
+    sent = _sent(chosen)
+    begins: defaultdict[int, list[int]] = defaultdict(list)
+    ends: defaultdict[int, list[int]] = defaultdict(list)
+    for k, choice in enumerate(chosen):
+        begins[choice.gap.leave + 1].append(k)
+        ends[choice.gap.until].append(k)
+    leaves: dict[int, int] = {}
+    lingering: list[tuple[int, int, int]] = []  # a heap: the copy that started first is done first
+    stayed: set[int] = set()
+    lent = 0
+    for step, nbytes in enumerate(level.tolist()):
+        for k in ends.get(step, ()):
+            if k not in leaves:
+                stayed.add(k)
+                lent -= chosen[k].gap.nbytes
+        for k in begins.get(step, ()):
+            heappush(lingering, (sent[k], chosen[k].gap.leave, k))
+            lent += chosen[k].gap.nbytes
+        while nbytes + lent > budget_nbytes and lingering:
+            k = heappop(lingering)[2]
+            if k not in stayed:
+                leaves[k] = step - 1
+                lent -= chosen[k].gap.nbytes
+    return leaves
+
+
+def _return_early(chosen: Sequence[Choice], leaves: dict[int, int], level: Bytes, budget_nbytes: int) -> dict[int, int]:
+    """Choice -> the step before which it is fetched. One that can be there all along is not listed."""
+    begins: defaultdict[int, list[int]] = defaultdict(list)
+    ends: defaultdict[int, list[int]] = defaultdict(list)
+    for k, leave in leaves.items():
+        begins[leave].append(k)
+        ends[chosen[k].gap.until - 1].append(k)
+    fetches: dict[int, int] = {}
+    early: list[tuple[int, int]] = []  # a heap: what is used last can wait longest
+    stayed: set[int] = set()
+    lent = 0
+    for step in range(len(level) - 1, -1, -1):
+        for k in begins.get(step, ()):
+            if k not in fetches:
+                stayed.add(k)
+                lent -= chosen[k].gap.nbytes
+        for k in ends.get(step, ()):
+            heappush(early, (-chosen[k].gap.until, k))
+            lent += chosen[k].gap.nbytes
+        while int(level[step]) + lent > budget_nbytes and early:
+            k = heappop(early)[1]
+            if k not in stayed:
+                fetches[k] = step + 1
+                lent -= chosen[k].gap.nbytes
+    return fetches
+
+
+def _sent(chosen: Sequence[Choice]) -> list[int]:
+    """Where each copy out starts: once the content is final, or when the storage is back from the gap before."""
+    by_storage: defaultdict[int, list[int]] = defaultdict(list)
+    for k, choice in enumerate(chosen):
+        by_storage[choice.gap.storage].append(k)
+    sent = [choice.gap.final for choice in chosen]
+    for group in by_storage.values():
+        group.sort(key=lambda k: chosen[k].gap.leave)
+        for before, k in pairwise(group):
+            sent[k] = max(sent[k], chosen[before].gap.until)
+    return sent
+
+
+def _residence(chosen: Sequence[Choice], stays: dict[int, tuple[int, int]], like: Bytes) -> Bytes:
+    """Bytes of every step of maps that stay on after one step and through another."""
+    change = np.zeros(len(like) + 1, dtype=np.int64)
+    for k, choice in enumerate(chosen):
+        first, last = stays.get(k, (choice.gap.leave, choice.gap.until - 1))  # not listed: it stays all along
+        change[first + 1] += choice.gap.nbytes
+        change[last + 1] -= choice.gap.nbytes
+    return change.cumsum()[:-1]
