@@ -80,6 +80,9 @@ Batch = Annotated[
 ImageSize = Annotated[
     int | None, typer.Option(metavar="PIXELS", parser=positive, help="Side of the square images, if not the usual.")
 ]
+ChannelsLast = Annotated[
+    bool, typer.Option("--channels-last", help="Lay images out as NHWC, where a CPU needs no workspace.")
+]
 Budget = Annotated[
     str | None,
     typer.Option(

@@ -18,6 +18,7 @@ from vdnn.cli.failures import FAILED
 from vdnn.cli.options import (
     Batch,
     Budget,
+    ChannelsLast,
     Debug,
     DiskBudget,
     ImageSize,
@@ -60,6 +61,7 @@ def train(
     lr: LearningRate = 0.01,
     seed: Seed = 0,
     image_size: ImageSize = None,
+    channels_last: ChannelsLast = False,
     budget: Budget = None,
     strategy: Strategy = None,
     disk_budget: DiskBudget = None,
@@ -75,7 +77,7 @@ def train(
     from vdnn.cli.training import Trainee, make_optimizer, train_beside, train_steps, twin_of
     from vdnn.models import load
 
-    make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size)
+    make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size, channels_last=channels_last)
     torch.manual_seed(seed)
     workload = make()
     virtual = virtualize(workload.step, budget=budget, strategy=strategy, disk_budget=disk_budget, spill_dir=spill_dir)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from types import MappingProxyType
 
@@ -75,15 +76,28 @@ def load(
     device: str | torch.device = "cpu",
     small: bool = False,
     image_size: int | None = None,
+    channels_last: bool = False,
 ) -> Workload:
-    """One training step of the named network on `device`; on "meta" it takes no memory. `small` acts first."""
+    """One training step of the named network on `device`; on "meta" it takes no memory. `small` acts first.
+
+    `channels_last` lays weights and images out as NHWC, in which a CPU's convolutions need no workspace.
+    """
     recipe: Recipe = resolve(name)
     if small:
         recipe = recipe.small()
     if image_size is not None:
         recipe = recipe.at_image_size(image_size)
     with torch.device(device):
-        return recipe.workload(batch)
+        workload = recipe.workload(batch)
+    return _in_channels_last(workload) if channels_last else workload
+
+
+def _in_channels_last(workload: Workload) -> Workload:
+    if not any(argument.ndim == 4 for argument in workload.args):
+        raise InvalidInput(f"{workload.name} takes no images: channels_last has nothing to lay out.")
+    workload.model.to(memory_format=torch.channels_last)
+    args = (a.to(memory_format=torch.channels_last) if a.ndim == 4 else a for a in workload.args)
+    return replace(workload, args=tuple(args))
 
 
 def resnet_by_counts(name: str, counts: list[int]) -> ModelSpec:
