@@ -95,7 +95,7 @@ def load(
 def _in_channels_last(workload: Workload) -> Workload:
     if not any(argument.ndim == 4 for argument in workload.args):
         raise InvalidInput(f"{workload.name} takes no images: channels_last has nothing to lay out.")
-    workload.model.to(memory_format=torch.channels_last)
+    workload.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     args = (a.to(memory_format=torch.channels_last) if a.ndim == 4 else a for a in workload.args)
     return replace(workload, args=tuple(args))
 
