@@ -10,6 +10,7 @@ drop one or the other of these rules (vDNN++, Capuchin, Sony's out-of-core train
     choice     per order: give up gaps at the worst step until all steps fit (`offload_choice.py`)
     windows    lend free memory to copies under way (`offload_windows.py`)
     judge      simulate; of the plans that fit, the fastest
+    exchange   while it stalls: do without one of its maps, and see whether others in its place stall less
 
 It meets every budget from `bounds.minimum_budget` on, given room in the slower tiers. Convolutions get the fastest
 algorithm that fits beside what their step cannot do without. Weakness: the choice looks at bytes and spans, not at the
@@ -35,6 +36,7 @@ from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.units import format_seconds
 
+STEPS_OF_EXCHANGE = 30_000  # simulated steps that the exchange may take: well under a second
 NO_STALL = 1e-9  # relative: below what adding a million floats may lose
 
 Score = Callable[[Gap, float], tuple[float, ...]]
@@ -55,13 +57,26 @@ def solve(problem: Problem) -> Plan:
     ground = _Ground(problem)
     best: Plan | None = None
     for plan in ground.proposals():
-        if best is None or plan.step_time_s < best.step_time_s * (1 - NO_STALL):
-            best = plan
-        if best.timeline.stall_s <= NO_STALL * best.step_time_s:
-            break
+        best = plan if best is None else _faster(best, plan)
+        if not _stalls(best):
+            return best
     if best is None:
         raise infeasible(ground.emptiest(), "shrink the batch: everything that can be away already is")
-    return best
+    return ground.exchanged(best)
+
+
+def _faster(one: Plan, other: Plan) -> Plan:
+    """Of equals, the first."""
+    return other if other.step_time_s < one.step_time_s * (1 - NO_STALL) else one
+
+
+def _stalls(plan: Plan) -> bool:
+    return plan.timeline.stall_s > NO_STALL * plan.step_time_s
+
+
+def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
+    """(storage, step of the next use): which gap each copy of the plan goes through."""
+    return [(d.storage, d.action.back) for d in plan.decisions if isinstance(d.action, Offload)]
 
 
 class _Ground:
@@ -81,15 +96,32 @@ class _Ground:
         """Plans within the budget, at most one per order; if no order finds one, the emptying sequence may."""
         found = False
         for score in SCORES:
-            order = self.order(score)
-            chosen = choose(order, self.nbytes, self.budget_nbytes, self.room())
-            if chosen is not None:
+            plan = self.proposal(self.order(score))
+            if plan is not None:
                 found = True
-                yield self.plan(self.settled(pruned(chosen, self.nbytes, self.budget_nbytes)))
+                yield plan
         if not found and self.is_bounded:
             chosen, fits = exhaust(self.order(SCORES[0]), self.nbytes, self.budget_nbytes, self.room())
             if fits:
                 yield self.plan(pruned(chosen, self.nbytes, self.budget_nbytes))
+
+    def proposal(self, order: Sequence[Gap]) -> Plan | None:
+        chosen = choose(order, self.nbytes, self.budget_nbytes, self.room())
+        return None if chosen is None else self.plan(self.settled(pruned(chosen, self.nbytes, self.budget_nbytes)))
+
+    def exchanged(self, best: Plan) -> Plan:
+        """Do without one map after the other, the largest first, as long as another set of maps stalls less."""
+        order, trials = self.order(SCORES[0]), STEPS_OF_EXCHANGE // (len(self.problem.graph) + 1)
+        shunned: set[tuple[int, int]] = set()
+        untried = sorted(_gap_keys(best), key=lambda key: -self.problem.graph.storages[key[0]].nbytes)
+        for _ in range(trials):
+            if not untried or not _stalls(best):
+                break
+            without_it = shunned | {untried.pop(0)}
+            plan = self.proposal([gap for gap in order if (gap.storage, gap.until) not in without_it])
+            if plan is not None and _faster(best, plan) is plan:
+                best, shunned = plan, without_it
+        return best
 
     def emptiest(self) -> Plan:
         """The plan with everything away whenever it is unused, as far as the tiers have room."""
