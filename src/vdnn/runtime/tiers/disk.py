@@ -12,7 +12,9 @@ from __future__ import annotations
 import os
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +24,10 @@ from vdnn.runtime.tiers.disk_file import DIRECT_PAGE_NBYTES, Buffers, DiskFile
 from vdnn.runtime.tiers.ledger import Lease, Ledger
 from vdnn.runtime.tiers.memory import StagingPool, move_bytes, prefer_huge_pages, raw_bytes, round_up
 from vdnn.runtime.tiers.pages import PageRun
+from vdnn.runtime.worker import Job, Worker
 from vdnn.units import format_nbytes
 
-NUM_STAGING_BUFFERS = 2  # a copy out and a copy in at once; more copies wait for one of these
+NUM_STAGING_BUFFERS = 4  # a copy out and a copy in at once, two threads each; more copies wait for one of these
 
 
 class DiskRoom:
@@ -41,6 +44,7 @@ class DiskRoom:
             name, capacity_nbytes, way_out="Raise disk_budget, or let the plan send less there or recompute more."
         )
         self._staging = StagingPool(NUM_STAGING_BUFFERS, CHUNK_NBYTES)
+        self._write_helper, self._read_helper = Worker("vdnn-disk-write"), Worker("vdnn-disk-read")
         self._lock = threading.Lock()
         self._file: DiskFile | None = None
         self._end = 0  # how far the file may have grown
@@ -75,6 +79,8 @@ class DiskRoom:
         with self._lock:
             self._is_closed = True
             file, self._file = self._file, None
+        self._write_helper.stop()
+        self._read_helper.stop()
         if file is not None:
             file.close()
 
@@ -95,37 +101,50 @@ class DiskRoom:
         """Copy `lease.nbytes` from memory into the file; the answer says how they lie there."""
         file = self._opened()
         run = PageRun.of(address, lease.nbytes, file.page_nbytes)
-        with self._staging.borrow() as staging:
-            for offset, begin, end in _chunks(lease, run):
-                self._fill_edges(run, address, staging, begin, end)
-                file.write(_buffers(run, address, staging, begin, end), offset)
+        self._in_two(partial(self._write_chunks, file, run, address), list(_chunks(lease, run)), self._write_helper)
         return run
 
     def read(self, lease: Lease, run: PageRun, address: int) -> None:
         prefer_huge_pages(address, lease.nbytes)
+        is_straight = PageRun.of(address, run.nbytes, run.page_nbytes) == run
+        read_chunks = self._read_straight if is_straight else self._read_staged
+        self._in_two(partial(read_chunks, self._opened(), run, address), list(_chunks(lease, run)), self._read_helper)
+
+    def _in_two(self, move: Callable[[Iterator[Chunk]], None], chunks: list[Chunk], helper: Worker) -> None:
+        """Two threads take chunks off one list. Returns when both are done, so that the memory may be reused."""
+        shared = iter(
+            chunks
+        )  # a list's iterator gives each chunk to one thread: `next` runs under the interpreter lock
+        if len(chunks) < 2:
+            return move(shared)
+        others = Job(f"moving part of a tensor, {helper.name}", partial(move, shared))
+        helper.submit(others)
+        try:
+            move(shared)
+        finally:
+            others.settle()
+        return others.wait()
+
+    def _write_chunks(self, file: DiskFile, run: PageRun, address: int, chunks: Iterator[Chunk]) -> None:
         with self._staging.borrow() as staging:
-            if PageRun.of(address, run.nbytes, run.page_nbytes) == run:
-                self._read_straight(lease, run, address, staging)
-            else:
-                self._read_staged(lease, run, address, staging)
+            for chunk in chunks:
+                for slot, position, nbytes in _edges(run, staging, chunk):
+                    move_bytes(slot, address + position - run.phase, nbytes)
+                file.write(_buffers(run, address, staging, chunk), chunk.offset)
 
-    def _read_straight(self, lease: Lease, run: PageRun, address: int, staging: int) -> None:
-        file = self._opened()
-        for offset, begin, end in _chunks(lease, run):
-            file.read(_buffers(run, address, staging, begin, end), offset)
-            for slot, position, nbytes in _edges(run, staging, begin, end):
-                move_bytes(address + position - run.phase, slot, nbytes)
+    def _read_straight(self, file: DiskFile, run: PageRun, address: int, chunks: Iterator[Chunk]) -> None:
+        with self._staging.borrow() as staging:
+            for chunk in chunks:
+                file.read(_buffers(run, address, staging, chunk), chunk.offset)
+                for slot, position, nbytes in _edges(run, staging, chunk):
+                    move_bytes(address + position - run.phase, slot, nbytes)
 
-    def _read_staged(self, lease: Lease, run: PageRun, address: int, staging: int) -> None:
-        file = self._opened()
-        for offset, begin, end in _chunks(lease, run):
-            file.read([raw_bytes(staging, end - begin)], offset)
-            position, nbytes = run.clip(begin, end)
-            move_bytes(address + position - run.phase, staging + position - begin, nbytes)
-
-    def _fill_edges(self, run: PageRun, address: int, staging: int, begin: int, end: int) -> None:
-        for slot, position, nbytes in _edges(run, staging, begin, end):
-            move_bytes(slot, address + position - run.phase, nbytes)
+    def _read_staged(self, file: DiskFile, run: PageRun, address: int, chunks: Iterator[Chunk]) -> None:
+        with self._staging.borrow() as staging:
+            for chunk in chunks:
+                file.read([raw_bytes(staging, chunk.end - chunk.begin)], chunk.offset)
+                position, nbytes = run.clip(chunk.begin, chunk.end)
+                move_bytes(address + position - run.phase, staging + position - chunk.begin, nbytes)
 
 
 class DiskPlace:
@@ -155,33 +174,40 @@ class DiskPlace:
         self._room.read(self._lease, self._run, target.data_ptr())
 
 
-def _chunks(lease: Lease, run: PageRun) -> Iterator[tuple[int, int, int]]:
-    """(offset in the file, begin, end) of each part of a run that one system call moves."""
+class Chunk(NamedTuple):
+    """What one system call moves: [begin, end) of a run of pages, at `offset` in the file."""
+
+    offset: int
+    begin: int
+    end: int
+
+
+def _chunks(lease: Lease, run: PageRun) -> Iterator[Chunk]:
     begin = 0
     for extent in lease.extents:
         offset = extent.begin
         while offset < extent.end and begin < run.padded_nbytes:
             nbytes = min(CHUNK_NBYTES, extent.end - offset, run.padded_nbytes - begin)
-            yield offset, begin, begin + nbytes
+            yield Chunk(offset, begin, begin + nbytes)
             offset, begin = offset + nbytes, begin + nbytes
 
 
-def _buffers(run: PageRun, address: int, staging: int, begin: int, end: int) -> Buffers:
-    """Staged first page, memory of the tensor itself, staged last page; each where it falls into [begin, end)."""
-    low, high = max(begin, run.interior_begin), min(end, run.interior_end)
-    buffers = [raw_bytes(staging, run.interior_begin)] if begin < run.interior_begin else []
+def _buffers(run: PageRun, address: int, staging: int, chunk: Chunk) -> Buffers:
+    """Staged first page, memory of the tensor itself, staged last page; each where it falls into the chunk."""
+    low, high = max(chunk.begin, run.interior_begin), min(chunk.end, run.interior_end)
+    buffers = [raw_bytes(staging, run.interior_begin)] if chunk.begin < run.interior_begin else []
     if low < high:
         buffers.append(raw_bytes(address + low - run.phase, high - low))
-    if end > run.interior_end:
+    if chunk.end > run.interior_end:
         buffers.append(raw_bytes(staging + run.page_nbytes, run.padded_nbytes - run.interior_end))
     return buffers
 
 
-def _edges(run: PageRun, staging: int, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+def _edges(run: PageRun, staging: int, chunk: Chunk) -> Iterator[tuple[int, int, int]]:
     """(address in staging, position, size) of the tensor's bytes on its first and on its last page."""
-    if begin < run.interior_begin:
+    if chunk.begin < run.interior_begin:
         position, nbytes = run.clip(0, run.interior_begin)
         yield staging + position, position, nbytes
-    if end > run.interior_end:
+    if chunk.end > run.interior_end:
         position, nbytes = run.clip(run.interior_end, run.padded_nbytes)
         yield staging + run.page_nbytes + position - run.interior_end, position, nbytes

@@ -8,7 +8,6 @@ and copies inside release the interpreter lock, so the training thread keeps its
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping
 from functools import partial
 
@@ -16,7 +15,7 @@ import torch
 
 from vdnn.errors import TierFailed, TierFull
 from vdnn.runtime.tiers.base import Place, Room
-from vdnn.runtime.transfers.worker import Job, Worker, paced
+from vdnn.runtime.worker import Job, Worker, paced
 from vdnn.units import format_nbytes
 
 
@@ -42,8 +41,6 @@ class ThreadTransfers:
         self._in = {tier: Worker(f"vdnn-from-{tier}") for tier in rooms}
         self._process = os.getpid()
         self._is_closed = False
-        # Threads end with the object that started them, also when nobody calls close.
-        weakref.finalize(self, _end_threads, (*self._out.values(), *self._in.values())).atexit = False
 
     def send(self, source: torch.Tensor, tier: str) -> ThreadTicket:
         self._check_usable()
@@ -107,8 +104,3 @@ class ThreadTransfers:
                 f"transfers to and from {', '.join(self.rooms)} belong to process {self._process} and this is"
                 f" {os.getpid()}, forked from it. Build the model in the process that trains it."
             )
-
-
-def _end_threads(workers: tuple[Worker, ...]) -> None:
-    for worker in workers:
-        worker.dismiss()

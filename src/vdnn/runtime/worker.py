@@ -128,18 +128,17 @@ class Worker:
             self.submit(marker)
             marker.settle()
 
-    def dismiss(self) -> threading.Thread | None:
-        """Let the thread end after what was submitted, without waiting for it."""
-        thread, self._thread = self._thread, None
-        self._jobs.put(None)
-        return thread
-
     def stop(self) -> None:
         """Finish what was submitted and end the thread."""
         with self._lock:
-            thread = self.dismiss()
+            thread, self._thread = self._thread, None
+            self._jobs.put(None)
         while thread is not None and thread.is_alive():
             thread.join(LIVENESS_S)
+
+    def __del__(self) -> None:
+        """The thread ends with its worker, also when nobody calls `stop`."""
+        self._jobs.put(None)
 
 
 def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:

@@ -1,0 +1,179 @@
+"""Transfers on an accelerator: one side stream copies out, one copies in, and events order them with compute.
+
+Enters: flat bytes on the device and the name of a tier. Leaves: a ticket. Four orders make it right, and
+`checking.py` proves of each that leaving it out is noticed:
+
+    send          copy out after what compute has been given so far, which produced the source
+    wait_sent     compute after the copy out, so that memory freed now is not overwritten too early
+    fetch         copy in after the copy out, and after what compute did with the target's memory before
+    wait_fetched  compute after the copy in
+
+Note [Waiting in the stream]: `wait_sent` and `wait_fetched` hold up the compute stream, not the thread. Memory freed
+after `wait_sent` goes to operations behind that wait, so the allocator may hand it out at once and the peak is that of
+the plan. Only a ticket that is dropped without its wait (an exception between forward and backward) needs
+`record_stream`, which delays the reuse by however long the device takes.
+
+The disk lies behind the host: worker threads carry bytes on from page-locked memory that is theirs until they are done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from vdnn.errors import TierFull
+from vdnn.runtime.tiers.base import Place, Room
+from vdnn.runtime.tiers.host import HostPlace, HostRoom
+from vdnn.runtime.transfers.stream_ops import Event, StreamOps
+from vdnn.runtime.worker import Job, Worker
+from vdnn.units import GiB, format_nbytes
+
+TRANSIT_NBYTES = GiB  # page-locked memory on its way to disk or back before a copy waits for the disk to catch up
+
+
+class DiskHop:
+    """The part of a transfer behind the host: a place on disk, its writing, and its reading into `transit`."""
+
+    def __init__(self, place: Place, written: Job) -> None:
+        self.place = place
+        self.written = written
+        self.read: Job | None = None
+        self.transit: torch.Tensor | None = None
+
+
+class StreamTicket:
+    """Bytes in host slabs or on disk. `source` and `target` are held until they are waited for."""
+
+    def __init__(self, owner: StreamTransfers, source: torch.Tensor, place: HostPlace | DiskHop, sent: Event) -> None:
+        self.owner = owner
+        self.source: torch.Tensor | None = source
+        self.target: torch.Tensor | None = None
+        self.place = place
+        self.sent = sent
+        self.target_is_free: Event | None = None
+        self.fetched: Event | None = None
+
+    def __del__(self) -> None:
+        self.owner.abandon(self)
+
+
+class StreamTransfers:
+    """Drives `ops`; `host` should be page-locked, `disk` may be left out."""
+
+    def __init__(self, ops: StreamOps, host: HostRoom, disk: Room | None = None) -> None:
+        self.rooms: dict[str, Room] = {room.name: room for room in (host, disk) if room is not None}
+        self._ops = ops
+        self._host, self._disk = host, disk
+        self._out, self._in = ops.new_stream(), ops.new_stream()
+        self._to_disk, self._from_disk = Worker("vdnn-to-disk"), Worker("vdnn-from-disk")
+        self._transit_nbytes = 0
+
+    def send(self, source: torch.Tensor, tier: str) -> StreamTicket:
+        assert tier in self.rooms, f"no tier is called {tier!r}: there are {list(self.rooms)}"
+        self._ops.wait(self._out, self._ops.record(self._ops.current_stream()))
+        if tier == self._host.name:
+            place = self._host.reserve(source.numel())
+            return StreamTicket(self, source, place, self._copy_out(source, place.pieces()))
+        return self._send_to_disk(source)
+
+    def wait_sent(self, ticket: StreamTicket) -> None:
+        """Note [Waiting in the stream]. What the disk says about it is heard by the fetch."""
+        self._ops.wait(self._ops.current_stream(), ticket.sent)
+        ticket.source = None
+
+    def fetch(self, ticket: StreamTicket, target: torch.Tensor) -> None:
+        ticket.target = target
+        ticket.target_is_free = self._ops.record(self._ops.current_stream())
+        if isinstance(ticket.place, DiskHop):
+            self._start_reading(ticket.place, target.numel())
+        else:
+            self._copy_in(ticket, ticket.place.pieces())
+
+    def wait_fetched(self, ticket: StreamTicket) -> None:
+        assert ticket.target is not None, "a ticket has to be fetched before it is waited for"
+        if isinstance(ticket.place, DiskHop):
+            self._copy_in(ticket, [self._finish_reading(ticket.place)])
+        self._ops.wait(self._ops.current_stream(), ticket.fetched)
+        ticket.target = None
+
+    def close(self) -> None:
+        """Finish what is in flight. A second call finds nothing left to do."""
+        self._to_disk.stop()
+        self._from_disk.stop()
+        for stream in (self._out, self._in):
+            self._ops.synchronize(self._ops.record(stream))
+        for room in self.rooms.values():
+            room.close()
+
+    def abandon(self, ticket: StreamTicket) -> None:
+        """A ticket goes. Copies it did not wait for go on: their device memory and their host place are not reused
+        before. A later copy out may get the host place, so that stream waits for the copy in."""
+        if ticket.source is not None:
+            self._ops.record_stream(ticket.source, self._out)
+        if ticket.target is not None and ticket.fetched is not None:
+            self._ops.record_stream(ticket.target, self._in)
+            self._ops.wait(self._out, ticket.fetched)
+
+    def _copy_out(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Event:
+        for piece, part in zip(pieces, _cut(source, pieces), strict=True):
+            self._ops.copy(self._out, piece, part)
+        return self._ops.record(self._out)
+
+    def _copy_in(self, ticket: StreamTicket, pieces: Sequence[torch.Tensor]) -> None:
+        assert ticket.target is not None
+        self._ops.wait(self._in, ticket.sent)
+        self._ops.wait(self._in, ticket.target_is_free)
+        for piece, part in zip(pieces, _cut(ticket.target, pieces), strict=True):
+            self._ops.copy(self._in, part, piece)
+        ticket.fetched = self._ops.record(self._in)
+
+    def _send_to_disk(self, source: torch.Tensor) -> StreamTicket:
+        assert self._disk is not None
+        place, transit = self._reserve_on_disk(self._disk, source.numel()), self._new_transit(source.numel())
+        sent = self._copy_out(source, [transit])
+
+        def write() -> None:
+            self._ops.synchronize(sent)
+            place.write(transit)
+
+        written = Job(f"copying {format_nbytes(place.nbytes)} to the {self._disk.name} tier", write)
+        self._to_disk.submit(written)
+        return StreamTicket(self, source, DiskHop(place, written), sent)
+
+    def _start_reading(self, hop: DiskHop, nbytes: int) -> None:
+        place, transit = hop.place, self._new_transit(nbytes)
+        name = f"copying {format_nbytes(nbytes)} from {' and '.join(self.rooms)}"
+        hop.transit, hop.read = transit, Job(name, lambda: place.read(transit), after=hop.written)
+        self._from_disk.submit(hop.read)
+
+    def _finish_reading(self, hop: DiskHop) -> torch.Tensor:
+        assert hop.read is not None
+        hop.read.wait()
+        transit, hop.transit = hop.transit, None
+        assert transit is not None, "a fetch is waited for once"
+        return transit
+
+    def _reserve_on_disk(self, disk: Room, nbytes: int) -> Place:
+        """A dropped ticket whose copy is still under way holds its place: a full disk may have room in a moment."""
+        try:
+            return disk.reserve(nbytes)
+        except TierFull:
+            self._to_disk.drain()
+            self._from_disk.drain()
+            return disk.reserve(nbytes)
+
+    def _new_transit(self, nbytes: int) -> torch.Tensor:
+        """Page-locked memory from torch's own pool, which knows when a copy to or from it is done."""
+        self._transit_nbytes += nbytes
+        if self._transit_nbytes > TRANSIT_NBYTES:
+            self._to_disk.drain()
+            self._transit_nbytes = nbytes
+        with torch._C._DisableTorchDispatch():
+            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._host.pin)
+
+
+def _cut(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Views of `whole`, one after the other, as long as the pieces."""
+    with torch._C._DisableTorchDispatch():
+        return torch.split(whole, [piece.numel() for piece in pieces]) if pieces else ()
