@@ -1,7 +1,7 @@
 """Train a model twice, plain and through vdnn, and compare everything that training leaves behind, bit for bit.
 
-Enters: a training step and the model it trains. Leaves: an `Outcome`; `assert_same` lists every difference of two of them by name. The tests of this
-folder plan for a named device, so that none of them stops to measure the machine they run on.
+Enters: a training step and the model it trains. Leaves: an `Outcome`; `assert_same` lists every difference of two of
+them by name. The tests of this folder plan for a named device, so that none stops to measure the machine it runs on.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Outcome:
 
 
 def train(step: Step, model: nn.Module, args: tuple[Any, ...], steps: int = 3) -> Outcome:
-    """`steps` steps of SGD with momentum. What `step` returns (the loss, or a tuple that begins with it) is held until its backward is over,
-    as a training loop holds it."""
+    """`steps` steps of SGD with momentum. What `step` returns (the loss, or a tuple that begins with it) is held until its
+    backward is over, as a training loop holds it."""
     torch.manual_seed(SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     outcome = Outcome()
@@ -103,13 +103,15 @@ def _difference(plain: Any, virtual: Any) -> str | None:
     kinds = [(t.shape, t.dtype, t.stride()) for t in (plain, virtual)]
     if kinds[0] != kinds[1]:
         return f"{kinds[0]} / {kinds[1]}"
-    if torch.equal(plain, virtual) or torch.equal(plain.isnan(), virtual.isnan()) and _equal_but_nan(plain, virtual):
+    if torch.equal(plain, virtual) or _equal_but_for_nan(plain, virtual):
         return None
     return f"values differ by up to {(plain.double() - virtual.double()).abs().max():.3g}"
 
 
-def _equal_but_nan(plain: Tensor, virtual: Tensor) -> bool:
-    return torch.equal(plain.nan_to_num(), virtual.nan_to_num())
+def _equal_but_for_nan(plain: Tensor, virtual: Tensor) -> bool:
+    """Where one is not a number the other is none either; nan equals nothing, not even itself."""
+    same_places = torch.equal(plain.isnan(), virtual.isnan())
+    return same_places and torch.equal(plain.nan_to_num(), virtual.nan_to_num())
 
 
 def assert_same(plain: Outcome, virtual: Outcome) -> None:
@@ -142,7 +144,7 @@ def pair(model: nn.Module, **options: Any) -> tuple[nn.Module, nn.Module]:
 
 
 def check(model: nn.Module, do: Callable[[Any], Any], **options: Any) -> tuple[Any, Any]:
-    """`do` with the model and with its virtualized copy: gradients and state must be the same. Returns what `do` returned for each."""
+    """`do` with the model and with its virtualized copy: gradients and state must be the same. Returns both results."""
     plain, virtual = pair(model, **options)
     returned = both(plain, virtual, do)
     assert_same_state(plain, virtual)

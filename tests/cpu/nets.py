@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
 EITHER_FRONT_END = pytest.mark.parametrize("front_end", ["just in time", "ahead of time"])
@@ -18,8 +18,8 @@ PYTORCH_MAY_WARN = pytest.mark.filterwarnings(
     "ignore:.*script_method. is deprecated",
     "ignore:.*torch.autograd.function.Function.* should not be instantiated",
 )
-"""Dynamo looks at `.grad` of whatever enters a graph, imports deprecated parts of PyTorch when it meets an optimizer, and
-instantiates autograd functions. It hides the warnings, but not from a test run that turns warnings into errors."""
+"""Dynamo looks at `.grad` of whatever enters a graph, imports deprecated parts of PyTorch when it meets an optimizer,
+and instantiates autograd functions. It hides the warnings, but not from a test run that turns them into errors."""
 
 
 def options(front_end: str, *sample: Any) -> dict[str, Any]:

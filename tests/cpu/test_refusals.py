@@ -1,4 +1,4 @@
-"""What vdnn cannot do exactly, and what makes no sense: one clear error with the way out, before anything is silently different."""
+"""What vdnn cannot do exactly, and what makes no sense: one clear error with the way out, nothing silently different."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def test_double_backward_is_refused_where_it_is_asked_for(front_end: str) -> Non
 
 def test_fullgraph_refuses_a_break_with_its_file_and_line() -> None:
     virtual = virtualize(LooksAtValues(), fullgraph=True)
-    with pytest.raises(CaptureFailed, match=r"LooksAtValues is not one graph: .*nets\.py, line \d+.*\n.*drop fullgraph"):
+    with pytest.raises(
+        CaptureFailed, match=r"LooksAtValues is not one graph: .*nets\.py, line \d+.*\n.*drop fullgraph"
+    ):
         virtual(images())
 
 
@@ -112,7 +114,7 @@ def test_an_argument_that_is_written_and_passed_twice_is_refused_ahead_of_time()
 @pytest.mark.parametrize("thing", [3, "model", None, torch.ones(2)], ids=repr)
 @pytest.mark.parametrize("take", [virtualize, lambda thing: plan(thing, rows())], ids=["virtualize", "plan"])
 def test_only_modules_and_functions_can_be_virtualized(take: Any, thing: Any) -> None:
-    with pytest.raises(InvalidInput, match="takes an nn.Module or a function, not"):
+    with pytest.raises(InvalidInput, match=r"takes an nn\.Module or a function, not"):
         take(thing)
 
 
@@ -151,7 +153,7 @@ def test_a_report_before_any_step_says_what_to_do() -> None:
 
 @pytest.mark.parametrize("thing", [nn.Linear(4, 4), len, 3], ids=["module", "function", "number"])
 def test_a_report_of_something_plain_is_refused(thing: Any) -> None:
-    with pytest.raises(InvalidInput, match="is not virtualized: pass the object that vdnn.virtualize returned"):
+    with pytest.raises(InvalidInput, match=r"is not virtualized: pass the object that vdnn\.virtualize returned"):
         vdnn.report(thing)
 
 

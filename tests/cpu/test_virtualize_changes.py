@@ -1,4 +1,4 @@
-"""What may change between two steps of a virtualized model: shapes, modes, hooks, settings, parameters. Nothing of a former capture sticks."""
+"""What may change between two steps: shapes, modes, hooks, settings, parameters. Nothing of a former capture sticks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into a virtualized model and what comes out: views, aliases, writes into inputs, unusual tensors. All as in plain PyTorch."""
+"""What goes into a virtualized model and what comes out of it: views, aliases, writes into inputs, unusual tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A virtualized model in a training loop: whatever a loop does with forward and backward comes out as without vdnn, bit for bit."""
+"""Whatever a training loop does with forward and backward of a virtualized model comes out as without vdnn."""
 
 from __future__ import annotations
 

@@ -25,13 +25,13 @@ from torch import Tensor, nn
 from vdnn.models import MODELS, ModelSpec
 
 STOOD_FOR = {"vgg116", "vgg216", "vgg316", "resnet101", "resnet152"}
-"""Toys of the resnets are that of resnet50; those of the deep VGGs lie between vgg16's and vgg416's, and differ only in depth."""
+"""Toys of the resnets are that of resnet50; those of the deep VGGs lie between vgg16's and vgg416's in depth."""
 
 NAMES = tuple(name for name in MODELS if name not in STOOD_FOR)
 
 
 class Case:
-    """One network, its sample, and what plain PyTorch makes of them. Built once per name: the plain run serves all front ends."""
+    """One network, its sample, and what plain PyTorch makes of them: built once, it serves every test of a name."""
 
     def __init__(self, name: str) -> None:
         torch.manual_seed(0)

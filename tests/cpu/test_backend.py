@@ -1,0 +1,66 @@
+"""vdnn by its name in the ecosystem: `torch.compile(model, backend="vdnn")`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from typing import Any
+
+import pytest
+import torch
+from equivalence import assert_same_state, both
+from nets import ConvNet, backward, images
+from torch._dynamo.exc import BackendCompilerFailed
+
+from vdnn.backend import vdnn as backend
+
+OPTIONS: dict[str, Any] = {"device": "titan-x"}
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo() -> Iterator[None]:
+    """torch.compile counts captures per code object, and these tests share ConvNet.forward."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def names_of_backend() -> list[Any]:
+    installed = [point.value for point in entry_points(group="torch_dynamo_backends") if point.name == "vdnn"]
+    return ["vdnn"] if installed else []
+
+
+def test_the_entry_point_of_an_installed_vdnn_leads_to_the_backend() -> None:
+    points = [point for point in entry_points(group="torch_dynamo_backends") if point.name == "vdnn"]
+    if not points:
+        pytest.skip("vdnn runs from its source tree here and is not installed, so it has no entry points")
+    assert points[0].load() is backend
+
+
+@pytest.mark.parametrize("name", [backend, *names_of_backend()], ids=lambda name: name if isinstance(name, str) else "")
+def test_a_compiled_model_trains_the_same(name: Any) -> None:
+    plain = ConvNet()
+    model = copy.deepcopy(plain)
+    compiled = torch.compile(model, backend=name, dynamic=False, options=OPTIONS)
+
+    def steps(either: Any) -> None:
+        backward(either, images())
+        with torch.no_grad():
+            either(images())
+        backward(either, images(6))
+
+    both(plain, compiled, steps)
+    assert_same_state(plain, model)
+
+
+def test_unknown_options_are_all_listed_beside_the_known_ones() -> None:
+    compiled = torch.compile(ConvNet(), backend=backend, options={"budgets": 1, "speed": 2})
+    with pytest.raises(BackendCompilerFailed, match=r"unknown option\(s\) for vdnn: budgets, speed. Known: budget, "):
+        compiled(images())
+
+
+def test_a_budget_that_is_no_size_is_refused() -> None:
+    compiled = torch.compile(ConvNet(), backend=backend, options={"budget": "12 GiBs"})
+    with pytest.raises(BackendCompilerFailed, match="12 GiBs"):
+        compiled(images())
