@@ -42,8 +42,8 @@ class Outcome:
 
 
 def train(step: Step, model: nn.Module, args: tuple[Any, ...], steps: int = 3) -> Outcome:
-    """`steps` steps of SGD with momentum. What `step` returns (the loss, or a tuple that begins with it) is held until its
-    backward is over, as a training loop holds it."""
+    """`steps` steps of SGD with momentum. What `step` returns (the loss, or a tuple that begins with it) is held until
+    its backward is over, as a training loop holds it."""
     torch.manual_seed(SEED)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     outcome = Outcome()

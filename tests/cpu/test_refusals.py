@@ -1,4 +1,4 @@
-"""What vdnn cannot do exactly, and what makes no sense: one clear error with the way out, nothing silently different."""
+"""What vdnn cannot do exactly, and what makes no sense: one clear error with the way out, never a silent difference."""
 
 from __future__ import annotations
 
