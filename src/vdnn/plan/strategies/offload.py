@@ -21,9 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 import numpy as np
 
+from vdnn.hardware.device import Link
 from vdnn.plan.actions import Decision, Drop, Offload
 from vdnn.plan.bounds import smallest_costs
 from vdnn.plan.clock import route
@@ -37,6 +39,8 @@ from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.units import format_seconds
 
 STEPS_OF_EXCHANGE = 30_000  # simulated steps that the exchange may take: well under a second
+STEPS_OF_JUDGING = 50_000  # beyond them the first plan that fits is the answer: a simulated step costs 20 us
+GOOD_ENOUGH = 1e-3  # of the step time: stalls below it are not worth another plan
 NO_STALL = 1e-9  # relative: below what adding a million floats may lose
 
 Score = Callable[[Gap, float], tuple[float, ...]]
@@ -56,12 +60,12 @@ def solve(problem: Problem) -> Plan:
         return kept
     ground = _Ground(problem)
     best: Plan | None = None
-    for plan in ground.proposals():
+    for tried, plan in enumerate(ground.proposals(), start=1):
         best = plan if best is None else _faster(best, plan)
-        if not _stalls(best):
+        if not _stalls(best) or tried * len(problem.graph) > STEPS_OF_JUDGING:
             return best
     if best is None:
-        raise infeasible(ground.emptiest(), "shrink the batch: everything that can be away already is")
+        raise infeasible(ground.emptiest, "shrink the batch: everything that can be away already is")
     return ground.exchanged(best)
 
 
@@ -71,7 +75,7 @@ def _faster(one: Plan, other: Plan) -> Plan:
 
 
 def _stalls(plan: Plan) -> bool:
-    return plan.timeline.stall_s > NO_STALL * plan.step_time_s
+    return plan.timeline.stall_s > GOOD_ENOUGH * plan.step_time_s
 
 
 def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
@@ -86,6 +90,7 @@ class _Ground:
         assert problem.budget_nbytes is not None, "without a budget there is nothing to propose"
         self.problem, self.budget_nbytes = problem, problem.budget_nbytes
         self.tiers = slower_tiers(problem.hardware)
+        self.links = {tier: self._links(tier) for tier in self.tiers}
         self.gaps = [gap for gap in gaps(problem.graph) if gap.is_last or self.tiers]
         self.variants = self._variants()
         self.base = Plan(problem, "offload", variants=self.variants)
@@ -101,7 +106,7 @@ class _Ground:
                 found = True
                 yield plan
         if not found and self.is_bounded:
-            chosen, fits = exhaust(self.order(SCORES[0]), self.nbytes, self.budget_nbytes, self.room())
+            chosen, fits = self.exhausted
             if fits:
                 yield self.plan(pruned(chosen, self.nbytes, self.budget_nbytes))
 
@@ -123,10 +128,16 @@ class _Ground:
                 best, shunned = plan, without_it
         return best
 
+    @cached_property
+    def exhausted(self) -> tuple[list[Choice], bool]:
+        return exhaust(self.order(SCORES[0]), self.nbytes, self.budget_nbytes, self.room())
+
+    @property
     def emptiest(self) -> Plan:
-        """The plan with everything away whenever it is unused, as far as the tiers have room."""
+        """The plan with everything away whenever it is unused, as far as the tiers have room: over the budget."""
         if self.is_bounded:
-            chosen, _ = exhaust(self.order(SCORES[0]), self.nbytes, 0, self.room())
+            chosen, fits = self.exhausted
+            assert not fits, "a sequence that fits is a proposal"
         else:
             chosen = [Choice(gap, None if gap.is_last else self.tiers[0]) for gap in self.gaps]
         return self.written([Window(choice, choice.gap.leave, choice.gap.until) for choice in chosen])
@@ -152,9 +163,7 @@ class _Ground:
 
     def copies_s(self, gap: Gap, tier: str) -> tuple[float, float]:
         """Seconds out and back, link after link."""
-        hardware = self.problem.hardware
-        out = route(hardware, tier)
-        back = [hardware.link(link.target, link.source) for link in out]
+        out, back = self.links[tier]
         return sum(link.seconds(gap.nbytes) for link in out), sum(link.seconds(gap.nbytes) for link in back)
 
     def settled(self, chosen: Sequence[Choice]) -> Sequence[Choice]:
@@ -188,6 +197,11 @@ class _Ground:
         next_use = f"next use {format_seconds(self.away_s(gap))} away"
         reason = f"{next_use}, copies take {format_seconds(out_s)} out and {format_seconds(back_s)} back"
         return Decision(gap.storage, Offload(tier, window.leave, window.fetch, gap.until), reason)
+
+    def _links(self, tier: str) -> tuple[list[Link], list[Link]]:
+        hardware = self.problem.hardware
+        out = route(hardware, tier)
+        return list(out), [hardware.link(link.target, link.source) for link in out]
 
     def _variants(self) -> dict[int, int]:
         """The fastest algorithm that fits beside what its step cannot do without; where tiers are bounded nobody knows

@@ -31,27 +31,32 @@ class Choice:
 
 def choose(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> list[Choice] | None:
     """A small set of gaps under which every step fits, or None when this order finds none."""
-    return _give_up(order, nbytes, budget_nbytes, room, at_once=True)[0]
+    taken, fits = _give_up(order, nbytes, budget_nbytes, room, at_once=True)
+    return taken if fits else None
 
 
 def exhaust(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> tuple[list[Choice], bool]:
     """Gap by gap until every step fits (True) or nothing more can be given up at the worst step (False)."""
-    found, taken = _give_up(order, nbytes, budget_nbytes, room, at_once=False)
-    return taken, found is not None
+    return _give_up(order, nbytes, budget_nbytes, room, at_once=False)
 
 
 def _give_up(
     order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room, *, at_once: bool
-) -> tuple[list[Choice] | None, list[Choice]]:
+) -> tuple[list[Choice], bool]:
+    """What was given up, and whether every step fits then. `at_once`: all that the worst step needs before the next
+    step is looked at; else one gap, and the worst step is looked for again.
+    """
     level = nbytes.copy()
     leave = np.array([gap.leave for gap in order], dtype=np.int64)
     until = np.array([gap.until for gap in order], dtype=np.int64)
     is_free = np.ones(len(order), dtype=np.bool_)
     taken: list[Choice] = []
-    while level.size and int(level.max()) > budget_nbytes:
-        step = int(level.argmax())
-        progress = False
-        for k in np.flatnonzero(is_free & (leave < step) & (step < until)).tolist():
+    step = int(level.argmax())
+    while level[step] > budget_nbytes:
+        covering = is_free & (leave < step) & (step < until)
+        if not covering.any():
+            return taken, False
+        for k in np.flatnonzero(covering).tolist() if at_once else [int(covering.argmax())]:
             gap = order[k]
             is_free[k] = False
             tier = None if gap.is_last else room.take(gap.nbytes, gap.final, gap.until)
@@ -59,12 +64,10 @@ def _give_up(
                 continue  # no tier has room for it, now or later
             taken.append(Choice(gap, tier))
             level[gap.leave + 1 : gap.until] -= gap.nbytes
-            progress = True
-            if not at_once or level[step] <= budget_nbytes:
+            if level[step] <= budget_nbytes:
                 break
-        if not progress or (at_once and level[step] > budget_nbytes):
-            return None, taken
-    return taken, taken
+        step = int(level.argmax())
+    return taken, True
 
 
 def pruned(chosen: Sequence[Choice], nbytes: Bytes, budget_nbytes: int) -> list[Choice]:
