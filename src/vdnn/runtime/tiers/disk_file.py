@@ -47,8 +47,10 @@ class DiskFile:
         self._move(os.preadv, "reading", "from", buffers, offset)
 
     def has_room_up_to(self, end: int) -> bool:
-        """Whether the file can grow to `end`: what it has on disk already, and what is free there."""
-        return end <= os.fstat(self._descriptor).st_blocks * 512 + shutil.disk_usage(self.directory).free
+        """Whether the file can grow to `end`: what it has on disk already, and what is free there. A file system that
+        gives no size (ramfs) is believed until a write fails."""
+        usage = shutil.disk_usage(self.directory)
+        return usage.total == 0 or end <= os.fstat(self._descriptor).st_blocks * 512 + usage.free
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -92,14 +94,20 @@ class DiskFile:
         context = f"{verb} {format_nbytes(asked)} {preposition} the {self._tier} tier (a file in {self.directory!r})"
         try:
             moved = call(self._descriptor, buffers, offset)
+            if moved != asked and call is os.pwritev:
+                self._write_last_page(buffers, offset + asked)
         except OSError as error:
             if error.errno in _IS_FULL:
                 raise self._no_space(context, error.strerror or "full") from error
             raise TierFailed(f"{context} failed: {error.strerror}. {_CHECK_DISK}") from error
         if moved != asked:
-            if call is os.pwritev and shutil.disk_usage(self.directory).free < asked - moved:
-                raise self._no_space(context, f"only {moved} of {asked} bytes found room")
             raise TierFailed(f"{context} failed: only {moved} of {asked} bytes were moved. {_CHECK_DISK}")
+
+    def _write_last_page(self, buffers: Buffers, end: int) -> None:
+        """A write that stops half-way does not say why; the next one does, if the reason is a lack of space."""
+        last = buffers[-1]
+        page = (c_char * self.page_nbytes).from_buffer(last, len(last) - self.page_nbytes)
+        os.pwritev(self._descriptor, [page], end - self.page_nbytes)
 
     def _no_space(self, context: str, words: str) -> TierFull:
         free = format_nbytes(shutil.disk_usage(self.directory).free)
