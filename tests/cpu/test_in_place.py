@@ -84,8 +84,9 @@ def test_a_view_of_the_callers_gradient_is_not_written_over() -> None:
 
 
 def test_what_forward_left_for_backward_is_not_written_over_by_the_last_who_reads_it() -> None:
-    # A plan may keep it in another form by then, and a retained graph needs it again.
-    model = Using(lambda self, x: (self.a(x).exp() * x).sum(), a=nn.Linear(4, 4))
+    # A plan may keep it in another form by then, and a retained graph needs it again. The gradient that comes from the
+    # sum is one number expanded, so the result of exp is the only memory that its backward could write over.
+    model = Using(lambda self, x: self.a(x).exp().sum(), a=nn.Linear(4, 4))
     graph = graph_of(model, rows())
     made_in_forward = {s for op in graph.ops[: graph.num_forward] for s in storages_written(graph, op)}
     in_place = [op for op in graph.ops[graph.num_forward :] if op.has(Trait.IN_PLACE)]
