@@ -6,10 +6,12 @@ To accept a change: `PYTHONPATH=src:tests python -m pure.golden`, then read the 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pure import graphs
-from vdnn.plan import Decision, Encode, EncodeOffload, Offload, Plan, Recompute, listing
+from vdnn.ir import Graph, Op, Phase
+from vdnn.plan import Decision, Encode, EncodeOffload, Offload, Plan, Recompute, listing, solve
 
 FOLDER = Path(__file__).parent.parent / "golden"
 
@@ -39,7 +41,42 @@ def in_place() -> Plan:
     return graphs.plan(graph, {"c": Recompute(4, 5), "mask": Encode("bits", 32, 3, 5)}, reason="chosen by hand")
 
 
-GOLDEN: dict[str, Callable[[], Plan]] = {"kept_chain": kept_chain, "mixed_unet": mixed_unet, "in_place": in_place}
+def convolutional(graph: Graph, *, pooling: tuple[str, ...] = ()) -> Graph:
+    """The graph with every op a convolution, but for those named: they are pooling layers."""
+
+    def layer(op: Op) -> Op:
+        kind = "max_pool2d_with_indices" if op.name.removesuffix("_backward") in pooling else "convolution"
+        suffix = "_backward" if op.phase is Phase.BACKWARD else ""
+        module = op.name.removesuffix("_backward")
+        return replace(op, target=f"aten.{kind}{suffix}.default", module=module)
+
+    return replace(graph, ops=tuple(layer(op) for op in graph.ops))
+
+
+def by_strategy(name: str, graph: Graph, budget_nbytes: int | None = None) -> Callable[[], Plan]:
+    """On a machine whose link copies a map of a MiB in a tenth of the time of an op."""
+    hardware = graphs.machine(bandwidth=1e9)
+    return lambda: solve(graphs.problem(graph, seconds=0.01, hardware=hardware, budget_nbytes=budget_nbytes), name)
+
+
+CHAIN = convolutional(graphs.chain(6, nbytes=1 << 20), pooling=("layer3",))
+UNET = convolutional(graphs.unet(4, nbytes=1 << 20))
+DIAMOND = convolutional(graphs.diamond(nbytes=1 << 20), pooling=("join",))
+
+GOLDEN: dict[str, Callable[[], Plan]] = {
+    "kept_chain": kept_chain,
+    "mixed_unet": mixed_unet,
+    "in_place": in_place,
+    "vdnn_all_chain": by_strategy("vdnn-all", CHAIN),
+    "vdnn_conv_chain": by_strategy("vdnn-conv", CHAIN),
+    "offload_chain": by_strategy("offload", CHAIN, 7 << 20),
+    "vdnn_all_diamond": by_strategy("vdnn-all", DIAMOND),
+    "vdnn_conv_diamond": by_strategy("vdnn-conv", DIAMOND),
+    "offload_diamond": by_strategy("offload", DIAMOND, 7 << 20),
+    "vdnn_all_unet": by_strategy("vdnn-all", UNET),
+    "vdnn_conv_unet": by_strategy("vdnn-conv", UNET),
+    "offload_unet": by_strategy("offload", UNET, 5 << 20),
+}
 
 
 def path(name: str) -> Path:

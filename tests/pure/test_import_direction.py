@@ -34,8 +34,9 @@ MAY_IMPORT = {
     "runtime": VOCABULARY | {"plan", "codecs", "hardware"},  # tiers and links are described there
     "rewrite": VOCABULARY | {"plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
     "models": {"errors"},
+    "papers": VOCABULARY | {"plan", "cost", "hardware"},  # a problem needs a cost table and a machine
 }
-NEVER_TORCH = ("ir", "units", "errors", "plan", "report", "hardware.device", "hardware.presets", "cost.table")
+NEVER_TORCH = ("ir", "units", "errors", "plan", "papers", "report", "hardware.device", "hardware.presets", "cost.table")
 
 
 def module_name(path: Path) -> str:
