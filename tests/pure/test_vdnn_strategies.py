@@ -216,9 +216,9 @@ def test_dyn_downgrades_only_the_convolutions_that_overflow() -> None:
     assert {"fast", "middle"} <= sources
 
 
-def test_dyn_falls_back_to_what_the_feasibility_pass_found() -> None:
+def test_dyn_meets_the_smallest_budget_of_the_feasibility_pass() -> None:
     plan = dyn(peak("vdnn-all(m)"))
-    assert plan.note[:15] in ("vdnn-dyn pass 5", "vdnn-dyn pass 6", "vdnn-dyn pass 7")
+    assert plan.note.startswith("vdnn-dyn pass 5")
     assert plan.peak_nbytes <= peak("vdnn-all(m)")
 
 
