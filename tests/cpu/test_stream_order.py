@@ -132,7 +132,7 @@ def test_a_mistake_is_caught(program: Callable[[CheckingOps], None], kind: str, 
 
 
 class RandomProgram:
-    """Steps as a plan could ask for them: maps are produced, sent, freed, fetched, read, dropped, in any legal order."""
+    """Steps a plan could ask for: maps are produced, sent, freed, fetched, read, dropped, in any legal order."""
 
     def __init__(self, ops: CheckingOps) -> None:
         self.ops = ops

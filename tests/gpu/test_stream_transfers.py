@@ -1,5 +1,7 @@
-"""Transfers on a real accelerator. Skipped where there is none; `tests/cpu/test_stream_order.py` checks the order of the
-same code anywhere."""
+"""Transfers on a real accelerator; skipped where there is none.
+
+`tests/cpu/test_stream_order.py` checks the order of the same code anywhere.
+"""
 
 from __future__ import annotations
 

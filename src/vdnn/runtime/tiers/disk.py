@@ -2,9 +2,11 @@
 
 Enters: flat bytes in host memory. Leaves: the same bytes, later. A tensor's pages go straight between its memory and
 the file (`pages.py`); its first and last page travel in the same system call from staging. When the memory that
-receives it lies at another distance from a page boundary than the memory it came from, all of it is staged: measured
-at 0.77 of the rate of the straight path. That is rare for large tensors, which the allocator puts at one and the same
-distance each time.
+receives it lies at another distance from a page boundary than the memory it came from, all of it is staged, at the
+price of a copy per byte. That is rare for large tensors, which the allocator puts at one and the same distance each
+time. Two threads share the chunks of a tensor: while one waits for the disk, the other clears new pages or copies from
+staging. Measured on a cloud disk, one thread alone read into rotating memory at 0.77 of the rate it reads into one hot
+buffer, two at 0.90; staged reads lost a quarter with one thread and nothing with two.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ class DiskRoom:
         self._ledger = Ledger(
             name, capacity_nbytes, way_out="Raise disk_budget, or let the plan send less there or recompute more."
         )
-        self._staging = StagingPool(NUM_STAGING_BUFFERS, CHUNK_NBYTES)
+        self._staging = StagingPool(NUM_STAGING_BUFFERS, 2 * CHUNK_NBYTES)
         self._write_helper, self._read_helper = Worker("vdnn-disk-write"), Worker("vdnn-disk-read")
         self._lock = threading.Lock()
         self._file: DiskFile | None = None
@@ -183,13 +185,20 @@ class Chunk(NamedTuple):
 
 
 def _chunks(lease: Lease, run: PageRun) -> Iterator[Chunk]:
-    begin = 0
+    begin, largest = 0, _even_share(run)
     for extent in lease.extents:
         offset = extent.begin
         while offset < extent.end and begin < run.padded_nbytes:
-            nbytes = min(CHUNK_NBYTES, extent.end - offset, run.padded_nbytes - begin)
+            nbytes = min(largest, extent.end - offset, run.padded_nbytes - begin)
             yield Chunk(offset, begin, begin + nbytes)
             offset, begin = offset + nbytes, begin + nbytes
+
+
+def _even_share(run: PageRun) -> int:
+    """A chunk size near CHUNK_NBYTES that two threads can share out evenly, without a small rest."""
+    num_pairs = max(1, round(run.padded_nbytes / (2 * CHUNK_NBYTES)))
+    share = round_up(-(-run.padded_nbytes // (2 * num_pairs)), run.page_nbytes)
+    return share if run.padded_nbytes > CHUNK_NBYTES else CHUNK_NBYTES
 
 
 def _buffers(run: PageRun, address: int, staging: int, chunk: Chunk) -> Buffers:
