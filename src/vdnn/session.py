@@ -13,6 +13,7 @@ from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
 from vdnn.report.record import Piece, Report, TimelineSummary, summarize
+from vdnn.runtime.engine import open_transfers
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.transfers.base import Transfers
 
@@ -30,8 +31,7 @@ class Session:
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
-        options = self.options
-        return _shared_transfers(options.hardware, options.host_budget, options.disk_budget, options.spill_dir)
+        return _shared_transfers(self.options.hardware, self.options.spill_dir)
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
@@ -54,12 +54,8 @@ class Session:
 
 
 @functools.cache
-def _shared_transfers(
-    hardware: Hardware, host_budget: int | str | None, disk_budget: int | str | None, spill_dir: str | None
-) -> Transfers:
-    from vdnn.runtime.engine import open_transfers
-
-    return open_transfers(hardware, host_budget=host_budget, disk_budget=disk_budget, spill_dir=spill_dir)
+def _shared_transfers(hardware: Hardware, spill_dir: str | None) -> Transfers:
+    return open_transfers(hardware, spill_dir=spill_dir)
 
 
 def _piece(executor: Executor) -> Piece:

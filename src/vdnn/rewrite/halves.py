@@ -69,36 +69,50 @@ def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs
     backward = program[len(forward) :]
     outputs: Sequence[Any] = joint.graph.output_node().args[0]  # type: ignore[assignment]
     gradients = outputs[num_forward_outputs:]
-    saved = _saved_nodes(lowered, [instruction for _, instruction in backward], gradients)
+    saved = _saved_nodes(lowered, [i for _, i in forward], [i for _, i in backward], gradients)
     return (
         _forward(HalfWriter(joint, lowered, plan), joint, forward, saved, outputs[:num_forward_outputs]),
         _backward(HalfWriter(joint, lowered, plan), joint, backward, saved, gradients),
     )
 
 
-def _saved_nodes(lowered: Lowered, backward: Sequence[Instruction], gradients: Sequence[Any]) -> list[fx.Node | None]:
+def _saved_nodes(
+    lowered: Lowered, forward: Sequence[Instruction], backward: Sequence[Instruction], gradients: Sequence[Any]
+) -> list[fx.Node | None]:
     """What crosses from forward to backward through autograd, in order of first reading. None stands for the handle.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
-    crossing = dict.fromkeys(node for node in _first_reads(lowered, backward) if _crosses(node))
+    crossing = dict.fromkeys(node for node in _first_reads(lowered, _away_after(forward), backward) if _crosses(node))
     crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
     return [*checked, None, *(node for node in crossing if is_unchecked_save(node))]
 
 
-def _first_reads(lowered: Lowered, backward: Sequence[Instruction]) -> Iterator[fx.Node]:
-    """The nodes that backward reads as forward left them: those of storages that backward has not fetched itself."""
-    fetched: set[int] = set()
+def _away_after(program: Sequence[Instruction]) -> set[int]:
+    """The storages that are not on the device when the program ends."""
+    away: set[int] = set()
+    for instruction in program:
+        if instruction.kind is Kind.LEAVE:
+            away.add(instruction.storage)
+        elif instruction.kind is Kind.FETCH:
+            away.discard(instruction.storage)
+    return away
+
+
+def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instruction]) -> Iterator[fx.Node]:
+    """The nodes that backward reads as forward left them: not those of storages that are away then, or fetched
+    since."""
+    elsewhere = set(away)
     nodes_in = nodes_by_storage(lowered)
     for instruction in backward:
-        if instruction.kind is Kind.FETCH:
-            fetched.add(instruction.storage)
-        elif instruction.kind is Kind.SEND and instruction.storage not in fetched:
+        if instruction.kind in (Kind.LEAVE, Kind.FETCH):
+            elsewhere.add(instruction.storage)
+        elif instruction.kind is Kind.SEND and instruction.storage not in elsewhere:
             yield from nodes_in[instruction.storage][-1:]
         elif instruction.kind is Kind.RUN:
             for node in lowered.nodes[instruction.op].all_input_nodes:
                 value = lowered.value_of_node.get(node)
-                if value is None or lowered.graph.values[value].storage not in fetched:
+                if value is None or lowered.graph.values[value].storage not in elsewhere:
                     yield node
 
 

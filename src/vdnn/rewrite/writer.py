@@ -14,14 +14,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import fx
 
 from vdnn.capture.lower import Lowered
 from vdnn.capture.nodes import is_getitem, tensor_of
 from vdnn.errors import Unsupported
+from vdnn.ir import Need
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
 from vdnn.runtime import steps as runtime
+from vdnn.runtime.phantom import phantom
 
 
 class HalfWriter:
@@ -47,6 +50,7 @@ class HalfWriter:
             self._call(position, runtime.send, instruction.decision, self._any_copy(instruction))
         elif instruction.kind is Kind.LEAVE:
             self._call(position, runtime.leave, instruction.decision)
+            self._flat.pop(instruction.storage, None)
             for node in self._nodes_in[instruction.storage]:
                 self.copies.pop(node, None)
         elif instruction.kind is Kind.FETCH:
@@ -64,21 +68,29 @@ class HalfWriter:
         """The live copy of a joint node, made from the bytes of its storage if those have been away."""
         if node not in self.copies:
             storage = self._storage_of(node)
-            tensor = tensor_of(node)
             assert storage in self._flat, f"{node} is read while its storage is away"
-            assert tensor is not None, f"{node} has a storage without being a tensor"
-            layout = (tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset(), tensor.dtype)
-            self.copies[node] = self.graph.call_function(runtime.look, (self._flat[storage], *layout))
+            self.copies[node] = self.graph.call_function(runtime.look, (self._flat[storage], *_layout(node)))
         return self.copies[node]
 
     def _run(self, position: int, step: int) -> None:
         node = self._lowered.nodes[step]
+        shells = self._shells(step, node)
         for source in node.all_input_nodes:
-            self.read(source)
-        self.copies[node] = copy = self.graph.node_copy(node, self.copies.__getitem__)
+            if source not in shells:
+                self.read(source)
+        self.copies[node] = copy = self.graph.node_copy(node, lambda s: shells[s] if s in shells else self.copies[s])
         self.position_of[copy] = position
         for result in self._results[node]:
             self.copies[result] = self.graph.node_copy(result, self.copies.__getitem__)
+
+    def _shells(self, step: int, node: fx.Node) -> dict[fx.Node, fx.Node]:
+        """Stand-ins for what is away while an op wants to know only its shape. A plan may count on those."""
+        needs = {read.value: read.need for read in self._lowered.graph.ops[step].reads}
+        away = [s for s in node.all_input_nodes if s not in self.copies and self._storage_of(s) not in self._flat]
+        for source in away:
+            need = needs[self._lowered.value_of_node[source]]
+            assert need in (Need.SHAPE, Need.NOTHING), f"{node} needs {need} of {source}, whose storage is away"
+        return {source: self.graph.call_function(phantom, _layout(source)) for source in away}
 
     def _call(self, position: int, function: object, *arguments: object) -> fx.Node:
         node = self.graph.call_function(function, arguments)  # type: ignore[arg-type]
@@ -94,6 +106,12 @@ class HalfWriter:
 
     def _storage_of(self, node: fx.Node) -> int:
         return self._plan.problem.graph.values[self._lowered.value_of_node[node]].storage
+
+
+def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]:
+    tensor = tensor_of(node)
+    assert tensor is not None, f"{node} has a storage without being a tensor"
+    return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype
 
 
 def nodes_by_storage(lowered: Lowered) -> Mapping[int, Sequence[fx.Node]]:

@@ -8,6 +8,7 @@ ordinary one, so step times come from ordinary steps and bytes from watched ones
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -32,7 +33,10 @@ class WatchedStep:
         self._begin_s = np.zeros(len(program))
         self._end_s = np.zeros(len(program))
         self._origin_s = time.perf_counter()
-        self.tracker = StorageTracker(self._role_of_result)
+        # Weakly: a step in a cycle would keep what it sent away until the garbage collector comes.
+        role_of_result = weakref.WeakMethod(self._role_of_result)
+        self.tracker = StorageTracker(lambda position: _ask(role_of_result, position))
+        weakref.finalize(self, self.tracker.close).atexit = False
         self.timeline: Timeline | None = None
 
     def count_inputs(self, tensors: Sequence[Any], constants: Iterable[Any]) -> None:
@@ -88,3 +92,9 @@ class WatchedStep:
 
     def _role_of_value(self, value: int) -> Role:
         return self._graph.storages[self._graph.values[value].storage].role
+
+
+def _ask(role_of_result: weakref.WeakMethod[Any], position: int) -> Role:
+    method = role_of_result()
+    role: Role = Role.FEATURE_MAP if method is None else method(position)
+    return role

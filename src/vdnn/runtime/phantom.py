@@ -1,0 +1,38 @@
+"""Tensors with a shape and no memory, for ops that look at nothing else.
+
+Enters: a layout. Leaves: a tensor of exactly that layout, strides included, because kernels read the memory format from
+them, whose pages do not exist: a read-only mapping that nobody touches takes address space and not a byte of RAM. One
+mapping serves all, since none holds anything.
+"""
+
+from __future__ import annotations
+
+import mmap
+import warnings
+from threading import Lock
+
+import torch
+
+_lock = Lock()
+_mapping: torch.Tensor | None = None
+
+
+def phantom(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """What it seems to hold is undefined; writing to it is a fault."""
+    extent = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+    # No op of the model: a tracker that saw it would count bytes that are not there.
+    with torch._C._DisableTorchDispatch():
+        untouched = _at_least(extent * dtype.itemsize)
+        return torch.empty(0, dtype=dtype).set_(untouched.untyped_storage(), offset, shape, stride)
+
+
+def _at_least(nbytes: int) -> torch.Tensor:
+    global _mapping
+    with _lock:
+        if _mapping is None or _mapping.numel() < nbytes:
+            size = max(nbytes, 2 * (0 if _mapping is None else _mapping.numel()))
+            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # that it cannot be written is the point
+                _mapping = torch.frombuffer(pages, dtype=torch.uint8)
+        return _mapping
