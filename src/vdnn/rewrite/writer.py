@@ -47,9 +47,9 @@ class HalfWriter:
         if instruction.kind is Kind.RUN:
             self._run(position, instruction.op)
         elif instruction.kind is Kind.SEND:
-            self._call(position, runtime.send, instruction.decision, self._any_copy(instruction))
+            self._call(position, runtime.send, instruction.decision, *self._live_copies(instruction.storage)[-1:])
         elif instruction.kind is Kind.LEAVE:
-            self._call(position, runtime.leave, instruction.decision)
+            self._call(position, runtime.leave, instruction.decision, *self._live_copies(instruction.storage)[-1:])
             self._flat.pop(instruction.storage, None)
             for node in self._nodes_in[instruction.storage]:
                 self.copies.pop(node, None)
@@ -97,12 +97,9 @@ class HalfWriter:
         self.position_of[node] = position
         return node
 
-    def _any_copy(self, instruction: Instruction) -> fx.Node:
-        """Any value of a storage shows its bytes; the last one written has certainly been made by now."""
-        for node in reversed(self._nodes_in[instruction.storage]):
-            if node in self.copies:
-                return self.copies[node]
-        raise AssertionError(f"{instruction.label(self._plan.problem.graph)}: no value of the storage is on the device")
+    def _live_copies(self, storage: int) -> list[fx.Node]:
+        """The values of a storage that this half holds, in order of birth. Any one of them shows all its bytes."""
+        return [self.copies[node] for node in self._nodes_in[storage] if node in self.copies]
 
     def _storage_of(self, node: fx.Node) -> int:
         return self._plan.problem.graph.values[self._lowered.value_of_node[node]].storage

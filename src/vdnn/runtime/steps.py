@@ -55,7 +55,8 @@ def send(decision: int, tensor: torch.Tensor) -> None:
     _running.steps[-1].journeys.send(decision, tensor)
 
 
-def leave(decision: int) -> None:
+def leave(decision: int, *held: torch.Tensor) -> None:
+    """`held` is a value of the storage: named here, it lives until here, as the plan counts it."""
     _running.steps[-1].journeys.leave(decision)
 
 
