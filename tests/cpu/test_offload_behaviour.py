@@ -1,0 +1,108 @@
+"""Offloaded storages through everything a training loop does: kept graphs, dropped graphs, errors, hooks."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any
+
+import pytest
+import torch
+from equivalence import assert_same_state, both, check, executors, pair
+from nets import ConvNet, backward, images
+from tiers import DISK, used_nbytes
+
+from vdnn.errors import LostHandle, TierFailed, TierFull
+from vdnn.hardware.emulated import emulated
+
+TIGHT: dict[str, Any] = {"budget": "85%", "device": DISK}
+
+
+def test_a_module_called_just_in_time_trains_within_its_budget() -> None:
+    plain, virtual = pair(ConvNet(), **TIGHT)
+    for _ in range(3):
+        both(plain, virtual, lambda model: backward(model, images()))
+    assert_same_state(plain, virtual)
+    (executor,) = executors(virtual)
+    assert executor.plan.decisions
+
+
+def test_several_forwards_before_their_backwards_keep_their_maps_apart() -> None:
+    def train(model: Any) -> None:
+        first, second = model(images(4)).sum(), model(images(4) * 2).sum()
+        second.backward()
+        first.backward()
+
+    check(ConvNet(), train, **TIGHT)
+
+
+def test_a_kept_graph_fetches_again() -> None:
+    def train(model: Any) -> None:
+        loss = model(images()).sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+
+    check(ConvNet(), train, **TIGHT)
+
+
+def test_tiers_are_empty_after_a_step_and_after_a_dropped_graph() -> None:
+    _, virtual = pair(ConvNet(), **TIGHT)
+    backward(virtual, images())
+    assert used_nbytes(virtual) == 0
+    loss = virtual(images()).sum()
+    assert used_nbytes(virtual) > 0
+    del loss
+    assert used_nbytes(virtual) == 0
+
+
+def test_an_exception_between_forward_and_backward_leaves_nothing_behind() -> None:
+    plain, virtual = pair(ConvNet(), **TIGHT)
+
+    def stumble(model: Any) -> None:
+        try:
+            model(images()).sum()
+            raise KeyError("user code")
+        except KeyError:
+            pass
+
+    both(plain, virtual, stumble)
+    assert used_nbytes(virtual) == 0
+    both(plain, virtual, lambda model: backward(model, images()))
+    assert_same_state(plain, virtual)
+
+
+def test_a_hook_that_copies_saved_tensors_loses_the_handle_with_a_clear_error() -> None:
+    _, virtual = pair(ConvNet(), **TIGHT)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+        loss = virtual(images()).sum()
+    with pytest.raises(LostHandle, match="outside such hooks"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("call", ["pwritev", "preadv"])
+def test_an_io_error_fails_one_step_and_not_the_next(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    _, virtual = pair(ConvNet(), **TIGHT)
+    backward(virtual, images())
+    with monkeypatch.context() as broken:
+        broken.setattr(os, call, fail)
+        with pytest.raises(TierFailed, match="disk"):
+            backward(virtual, images())
+    backward(virtual, images())
+    assert used_nbytes(virtual) == 0
+
+
+def hold_graphs(model: Any, count: int) -> list[torch.Tensor]:
+    return [model(images()).sum() for _ in range(count)]
+
+
+def test_a_second_graph_that_overfills_a_tier_says_so_and_the_next_step_works() -> None:
+    """A plan counts one step. Two graphs alive at once may need twice the room of a bounded tier."""
+    _, virtual = pair(ConvNet(), budget="85%", device=emulated(disk=False), host_budget=10_000)
+    backward(virtual, images())
+    with pytest.raises(TierFull, match="host tier"):
+        hold_graphs(virtual, 50)
+    backward(virtual, images())
+    assert used_nbytes(virtual) == 0

@@ -1,0 +1,37 @@
+"""Machines whose tiers the tests offload to, and the smallest budget a strategy can meet on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import vdnn
+from vdnn.api import session_of
+from vdnn.errors import Infeasible
+from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.hardware.emulated import emulated
+
+DISK = Hardware(
+    name="RAM above disk",
+    flops_per_s=1e11,
+    memory_bandwidth_bytes_per_s=1e10,
+    tiers=(Tier("device"), Tier("disk")),
+    links=(Link("device", "disk", 1e9), Link("disk", "device", 1e9)),
+)
+THREE_TIERS = emulated(host_nbytes=200_000)
+"""So little host memory that plans of small networks overflow it to disk."""
+
+MACHINES = {"disk": DISK, "three tiers": THREE_TIERS}
+
+
+def smallest_budget(step: Any, args: Any, strategy: str, device: Hardware) -> int:
+    try:
+        vdnn.plan(step, args, budget=1, strategy=strategy, device=device)
+    except Infeasible as reason:
+        return reason.minimum_nbytes
+    raise AssertionError(f"{strategy} met a budget of one byte")
+
+
+def used_nbytes(virtual: Any) -> int:
+    """What a virtualized model holds in all its slower tiers."""
+    rooms = session_of(virtual).transfers().rooms  # type: ignore[attr-defined]
+    return sum(room.used_nbytes for room in rooms.values())
