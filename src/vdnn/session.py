@@ -47,7 +47,10 @@ class Session:
     def report(self) -> Report:
         if not self.executors:
             raise InvalidInput(
-                f"{self.name} has not run a training step yet: call it and its backward once, then ask for the report"
+                f"no captured graph of {self.name} has run a training step yet: call it and its backward once, then"
+                " ask for"
+                " the report. Parts that cannot be captured (a fused nn.LSTM, say) run plain and have nothing to"
+                " report."
             )
         plan = self.executors[-1].plan
         return Report(self.name, plan.strategy, plan.problem.budget_nbytes, tuple(_piece(e) for e in self.executors))

@@ -147,7 +147,7 @@ def test_a_bad_option_is_named(bad: dict[str, Any], words: str) -> None:
 
 
 def test_a_report_before_any_step_says_what_to_do() -> None:
-    with pytest.raises(InvalidInput, match="has not run a training step yet: call it and its backward once"):
+    with pytest.raises(InvalidInput, match="has run a training step yet: call it and its backward once"):
         vdnn.report(virtualize(nn.Linear(4, 4)))
 
 

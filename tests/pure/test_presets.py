@@ -62,3 +62,7 @@ def test_names_are_found_in_any_case():
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(InvalidInput, match=r"'titan-y'.*titan-x, k40c, v100, a100-80gb, h100, rtx-4090"):
         preset("titan-y")
+
+
+def test_a_device_that_comes_in_sizes_has_a_short_name() -> None:
+    assert preset("A100") is PRESETS["a100-80gb"]

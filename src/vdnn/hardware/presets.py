@@ -156,9 +156,13 @@ PRESETS: Mapping[str, Hardware] = {
 }
 
 
+ALIASES = {"a100": "a100-80gb"}
+"""What people say for a device that comes in several sizes."""
+
+
 def preset(name: str) -> Hardware:
     """The device of that name, in any case; an unknown one raises `InvalidInput` that lists the names."""
-    known = PRESETS.get(name.lower())
+    known = PRESETS.get(ALIASES.get(name.lower(), name.lower()))
     if known is None:
         raise InvalidInput(f"no device is called {name!r}. Devices by name: {', '.join(PRESETS)}.")
     return known
