@@ -64,6 +64,8 @@ def virtualize(
     """
     if not callable(model):
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
+    if not isinstance(model, nn.Module) and model in _sessions:
+        model = model.__wrapped__  # type: ignore[attr-defined]  # virtualized before: start again from the plain function
     options = Options(
         budget=budget,
         strategy=strategy,

@@ -22,7 +22,7 @@ from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
 from torch.utils import _pytree as pytree
 
 from vdnn.capture.eager_kernels import eager_kernels
-from vdnn.capture.export import export_joint
+from vdnn.capture.export import GRU_CELL, export_joint
 from vdnn.capture.inputs import dynamo_inputs
 from vdnn.compiler import JointCompiler
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
@@ -48,11 +48,17 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
         keep_inference_input_mutations=True,
     )
     try:
+        _refuse_gru_cells(graph)
         with eager_kernels():
             return compile_graph(graph, inputs)
     except InexactTrace as reason:
         log.warning("a piece of %s runs plain, outside any plan: %s", session.name, reason)
         return graph.forward
+
+
+def _refuse_gru_cells(graph: fx.GraphModule) -> None:
+    if any(getattr(node.target, "__name__", "") == "gru_cell" for node in graph.graph.nodes):
+        raise InexactTrace(GRU_CELL)
 
 
 def _refuse_endless_captures(session: Session) -> None:

@@ -69,23 +69,26 @@ def buggy(batch):
 
 MISTAKES = {
     "an unknown model": (["inspect", "vgg61", "--batch", "2"], "there is no model 'vgg61'. Close to it: vgg16"),
-    "a factory that raises": (["inspect", "nets:raises", "--batch", "2"], "OSError: no weights here"),
+    "a factory that raises": (["inspect", "usernets:raises", "--batch", "2"], "OSError: no weights here"),
     "a module that does not exist": (["inspect", "no_such:factory", "--batch", "2"], "cannot import 'no_such'"),
-    "a factory that does not exist": (["inspect", "nets:missing", "--batch", "2"], "module 'nets' has no 'missing'"),
-    "a sample that is no tensor": (["inspect", "nets:no_tensor", "--batch", "2"], "not a tensor"),
+    "a factory that does not exist": (
+        ["inspect", "usernets:missing", "--batch", "2"],
+        "module 'usernets' has no 'missing'",
+    ),
+    "a sample that is no tensor": (["inspect", "usernets:no_tensor", "--batch", "2"], "not a tensor"),
     "a batch of zero": (["inspect", "vgg16", "--batch", "0"], "'0' is not a positive whole number"),
     "a batch below zero": (["train", "vgg16", "--batch", "-3"], "'-3' is not a positive whole number"),
     "a batch in words": (["inspect", "vgg16", "--batch", "many"], "'many' is not a whole number"),
     "half a sample": (["train", "vgg16", "--batch", "2.5"], "'2.5' is not a whole number"),
     "more samples than can be counted": (["inspect", "vgg16", "--batch", "9" * 20], "does not fit into 64 bits"),
     "no batch": (["inspect", "vgg16"], "Missing option '--batch'"),
-    "no steps": (["train", "nets:good", "--batch", "2", "--steps", "0"], "'0' is not a positive whole number"),
+    "no steps": (["train", "usernets:good", "--batch", "2", "--steps", "0"], "'0' is not a positive whole number"),
     "a misspelt unit": (["train", "vgg16", "--batch", "2", "--budget", "12 GiBs"], "cannot read '12 GiBs'"),
     "an unknown device": (["inspect", "alexnet", "--batch", "2", "--device", "gtx9000"], "'gtx9000'"),
     "an unknown optimizer": (["inspect", "alexnet", "--batch", "2", "--optimizer", "lion"], "'lion' is none of sgd"),
-    "an unknown strategy": (["train", "nets:good", "--batch", "2", "--strategy", "magic"], "'magic'"),
-    "a learning rate in words": (["train", "nets:good", "--batch", "2", "--lr", "high"], "'high' is not a number"),
-    "a learning rate of nothing": (["train", "nets:good", "--batch", "2", "--lr", "0"], "'0' is not a positive"),
+    "an unknown strategy": (["train", "usernets:good", "--batch", "2", "--strategy", "magic"], "'magic'"),
+    "a learning rate in words": (["train", "usernets:good", "--batch", "2", "--lr", "high"], "'high' is not a number"),
+    "a learning rate of nothing": (["train", "usernets:good", "--batch", "2", "--lr", "0"], "'0' is not a positive"),
     "images too small": (["inspect", "vgg16", "--batch", "2", "--image-size", "8"], "32x32 at least, not 8x8"),
     "a directory that is not there": (["doctor", "--directory", "/no/such/place"], "'/no/such/place'"),
     "an unknown command": (["inspct"], "No such command 'inspct'"),
@@ -103,10 +106,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def nets(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user's own module in the current directory."""
     monkeypatch.setenv("VDNN_CACHE_DIR", str(cache))
-    (tmp_path / "nets.py").write_text(NETS)
+    (tmp_path / "usernets.py").write_text(NETS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "nets", raising=False)
+    monkeypatch.delitem(sys.modules, "usernets", raising=False)
     return tmp_path
 
 
@@ -146,14 +149,14 @@ def test_a_budget_that_nothing_fits_says_which_budget_would(capsys: pytest.Captu
 
 
 def test_debug_shows_the_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "nets:raises", "--batch", "2", "--debug"]) == 2
+    assert main(["inspect", "usernets:raises", "--batch", "2", "--debug"]) == 2
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert "OSError: no weights here" in err
 
 
 def test_something_unexpected_names_its_type_and_the_way_to_see_more(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "nets:buggy", "--batch", "2"]) == 1
+    assert main(["train", "usernets:buggy", "--batch", "2"]) == 1
     err = capsys.readouterr().err
     assert "unexpected" in err
     assert "Error: " in err
@@ -162,7 +165,7 @@ def test_something_unexpected_names_its_type_and_the_way_to_see_more(capsys: pyt
 
 
 def test_an_interrupt_is_not_an_error_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "nets:interrupted", "--batch", "2"]) == 130
+    assert main(["inspect", "usernets:interrupted", "--batch", "2"]) == 130
     assert "interrupted" in capsys.readouterr().err
 
 
@@ -193,14 +196,14 @@ def test_inspect_counts_the_state_of_adam(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_inspect_in_text_shows_the_peak_and_the_plot(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "nets:good", "--batch", "512", "--device", "titan-x"]) == 0
+    assert main(["inspect", "usernets:good", "--batch", "512", "--device", "titan-x"]) == 0
     out = capsys.readouterr().out
     assert "One training step peaks at" in out
     assert "▲" in out
 
 
 def test_train_reports_a_measured_peak_and_step_time(capsys: pytest.CaptureFixture[str]) -> None:
-    record = answer(capsys, "train", "nets:good", "--batch", "8", "--steps", "2")
+    record = answer(capsys, "train", "usernets:good", "--batch", "8", "--steps", "2")
     totals = record["report"]["totals"]
     assert len(record["losses"]) == 2
     assert totals["measured"]["peak_nbytes"] > 0
@@ -208,23 +211,23 @@ def test_train_reports_a_measured_peak_and_step_time(capsys: pytest.CaptureFixtu
 
 
 def test_train_with_verify_is_equal_to_plain_pytorch(capsys: pytest.CaptureFixture[str]) -> None:
-    record = answer(capsys, "train", "nets:good", "--batch", "8", "--steps", "3", "--verify", "--optimizer", "adam")
+    record = answer(capsys, "train", "usernets:good", "--batch", "8", "--steps", "3", "--verify", "--optimizer", "adam")
     assert record["verified"]["equal"]
     assert record["verified"]["num_compared"] > 3 * 8
 
 
 def test_verify_notices_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "nets:fickle", "--batch", "2", "--steps", "1", "--verify", "--json"]) == 1
+    assert main(["train", "usernets:fickle", "--batch", "2", "--steps", "1", "--verify", "--json"]) == 1
     assert "step 1: loss" in json.loads(capsys.readouterr().out)["verified"]["differences"]
 
 
 def test_the_same_seed_gives_the_same_losses(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("train", "nets:good", "--batch", "8", "--steps", "2", "--seed", "7")
+    arguments = ("train", "usernets:good", "--batch", "8", "--steps", "2", "--seed", "7")
     assert answer(capsys, *arguments)["losses"] == answer(capsys, *arguments)["losses"]
 
 
 def test_what_a_factory_prints_does_not_spoil_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(capsys, "inspect", "nets:chatty", "--batch", "2", "--device", "titan-x")["num_ops"] > 0
+    assert answer(capsys, "inspect", "usernets:chatty", "--batch", "2", "--device", "titan-x")["num_ops"] > 0
 
 
 def test_doctor_measures_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -249,13 +252,13 @@ def test_a_real_process_fails_with_one_line_and_exit_code_2() -> None:
 
 
 def test_a_real_process_prints_json_and_nothing_else() -> None:
-    done = run_vdnn("train", "nets:good", "--batch", "4", "--steps", "1", "--json")
+    done = run_vdnn("train", "usernets:good", "--batch", "4", "--steps", "1", "--json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["schema"] == "vdnn.train"
 
 
 def test_a_real_process_shows_the_table_of_predicted_and_measured() -> None:
-    done = run_vdnn("train", "nets:good", "--batch", "4", "--steps", "2", "--verify")
+    done = run_vdnn("train", "usernets:good", "--batch", "4", "--steps", "2", "--verify")
     assert done.returncode == 0, done.stderr
     assert "measured / predicted" in done.stdout
     assert "Equal to plain PyTorch bit for bit" in done.stdout

@@ -5,8 +5,8 @@ compute the same bits as the C++ versions that eager mode runs: dropout with p =
 bilinear upsampling adds in another order. Shapes are concrete here, so the C++ versions can be traced, and what is
 captured is what eager runs.
 
-Dropout is the one op with a version of our own: PyTorch's fused form where it gives eager's bits, because its mask
-takes a byte per element and not a whole number, and eager's own formula everywhere else.
+Dropout has a version of our own, which is eager's formula: the fused form that PyTorch traces rounds its scale
+differently, and the tracer's stand-in for its backward returns other strides than the op.
 
 Two exceptions keep their Python version: ops whose C++ version reads tensor values (`one_hot`), which a trace cannot,
 and fused recurrent layers, which are judged where they are met (`export.py`, Note [Fused recurrent layers]).
@@ -18,12 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import fx
 from torch._C import DispatchKey
 
-from vdnn.capture.nodes import tensors_of
+from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
 from vdnn.errors import InexactTrace
 
 aten = torch.ops.aten
@@ -51,13 +50,15 @@ _PREFERRED_IN_PYTHON = (
 )
 
 
+_NARROW = (torch.bfloat16, torch.float16)
+
 _DECIDED_BY_VALUES = {
     aten.prod: "its eager gradient takes another path when no element is zero, which a trace cannot know",
 }
 
 
 def require_exact(graph: fx.Graph) -> None:
-    """Refuse a traced graph with an op whose eager gradient depends on values that a trace does not have."""
+    """Refuse a traced graph that would not be bit for bit what eager mode does."""
     for node in graph.nodes:
         packet: Any = getattr(node.target, "overloadpacket", None)
         reason = _DECIDED_BY_VALUES.get(packet)
@@ -67,6 +68,27 @@ def require_exact(graph: fx.Graph) -> None:
                 " Write the product as a chain of multiplications or as exp(sum(log)), or leave this part of the model"
                 " plain."
             )
+    for node in _trained_inputs(graph):
+        _refuse_repeated_casts(node)
+
+
+def _trained_inputs(graph: fx.Graph) -> list[fx.Node]:
+    """The inputs of a joint graph that get a gradient: one output per input follows those of the forward, or None."""
+    inputs = [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node)]
+    outputs: Any = graph.output_node().args[0]
+    gradients = outputs[count_forward_outputs(graph) :]
+    return [node for node, gradient in zip(inputs, gradients, strict=False) if gradient is not None]
+
+
+def _refuse_repeated_casts(parameter: fx.Node) -> None:
+    """Eager autocast casts a weight once and adds its gradients in the narrow type; a trace casts it at every use."""
+    narrow = [u for u in parameter.users if u.target is aten._to_copy.default and u.kwargs.get("dtype") in _NARROW]
+    if len(narrow) > 1:
+        raise InexactTrace(
+            f"autocast uses {parameter.name} {len(narrow)} times: eager mode casts a shared weight once and adds its"
+            " gradients in"
+            " the narrow type, a trace casts it each time. Use the shared layer outside autocast, or leave it plain."
+        )
 
 
 def require_dense(graph: fx.Graph) -> None:
@@ -80,38 +102,42 @@ def require_dense(graph: fx.Graph) -> None:
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Eager's CPU dropout, bit for bit. The fused form multiplies by 1/(1-p) rounded once, eager divides 1 by a rounded
-    1-p."""
+    """Eager's CPU dropout, bit for bit and stride for stride."""
     if p == 0 or not train or tensor.numel() == 0:
         return tensor
     if p == 1:
         return tensor * torch.zeros((), dtype=tensor.dtype, device=tensor.device)
-    if _scales_alike(p, tensor.dtype):
-        return torch.native_dropout(tensor, p, True)[0]
     noise = torch.empty_like(tensor).bernoulli_(1 - p)
     noise.div_(1 - p)
     return tensor * noise
 
 
-def _scales_alike(p: float, dtype: torch.dtype) -> bool:
-    number: Any = {torch.float32: np.float32, torch.float64: np.float64}.get(dtype)
-    return number is not None and bool(number(1) / number(1 - p) == number(1 / (1 - p)))
+def _bernoulli_meta(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = None) -> torch.Tensor:
+    """Laid out as its input is: `draw_random_numbers_in_place` will make it write into it."""
+    return torch.empty_like(tensor)
 
 
 @contextmanager
 def eager_kernels() -> Iterator[None]:
     """Set the Python versions aside, and put them back."""
-    replaced: dict[Any, Callable[..., Any] | None] = {aten.dropout.default: _dropout}
-    replaced |= {getattr(packet, name): None for packet in _PREFERRED_IN_PYTHON for name in packet.overloads()}
-    saved = {op: dict(op.py_kernels) for op in replaced}
-    for op, kernel in replaced.items():
-        for key in _KEYS:
-            if op.py_kernels.pop(key, None) is not None and kernel is not None:
-                op.py_kernels[key] = kernel
+    replaced: dict[tuple[Any, DispatchKey], Callable[..., Any] | None] = {
+        (getattr(packet, name), key): None
+        for packet in _PREFERRED_IN_PYTHON
+        for name in packet.overloads()
+        for key in _KEYS
+    }
+    replaced |= {(aten.dropout.default, key): _dropout for key in _KEYS}
+    replaced[aten.bernoulli.p, DispatchKey.Meta] = _bernoulli_meta
+    saved = {op: dict(op.py_kernels) for op, _ in replaced}
+    for (op, key), kernel in replaced.items():
+        op.py_kernels.pop(key, None)
+        if kernel is not None:
+            op.py_kernels[key] = kernel
         op._dispatch_cache.clear()
     try:
         yield
     finally:
         for op, kernels in saved.items():
+            op.py_kernels.clear()
             op.py_kernels.update(kernels)
             op._dispatch_cache.clear()

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from vdnn.capture.eager_kernels import eager_kernels
-from vdnn.errors import CaptureFailed, InvalidInput, Unsupported, VdnnError
+from vdnn.errors import CaptureFailed, InexactTrace, InvalidInput, Unsupported, VdnnError
 
 
 def export_joint(
@@ -119,6 +119,7 @@ def _uncompiled(module: nn.Module) -> Iterator[None]:
 def _recording_modules(module: nn.Module) -> Iterator[None]:
     """Write the path of the running module into every node traced from it, in the form Dynamo uses."""
     running: list[tuple[str, type]] = []
+    buffers: list[dict[str, Any]] = []
 
     def record() -> None:
         traceback.current_meta["nn_module_stack"] = dict(enumerate(running))
@@ -126,13 +127,15 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
     def enter(path: str) -> Callable[..., None]:
         def hook(submodule: nn.Module, _: Any) -> None:
             running.append((path, type(submodule)))
+            buffers.append(dict(submodule._buffers))
             record()
 
         return hook
 
-    def leave(*_: Any) -> None:
+    def leave(submodule: nn.Module, *_: Any) -> None:
         if running:
-            running.pop()
+            path, _type = running.pop()
+            _refuse_new_buffers(path, submodule, buffers.pop())
         record()
 
     handles = []
@@ -146,6 +149,19 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+def _refuse_new_buffers(path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
+    """A trace follows writes into a buffer. A forward that puts another tensor in its place does so once, while it is
+    traced, and never again."""
+    for name, buffer in module._buffers.items():
+        if buffer is not before.get(name):
+            raise Unsupported(
+                f"the forward of {path or type(module).__name__} assigns a new tensor to its buffer {name!r}, which a"
+                " step"
+                f" captured ahead of time would do only once. Update it in place (self.{name}.copy_(...)), or use"
+                " vdnn.virtualize without a sample."
+            )
+
+
 def _refuse_backward_hooks(module: nn.Module) -> None:
     """They are Python that runs in backward. A trace would call them once, with empty tensors, and never again."""
     for path, submodule in module.named_modules():
@@ -154,6 +170,11 @@ def _refuse_backward_hooks(module: nn.Module) -> None:
                 f"{path or type(module).__name__} has a backward hook, which a step captured ahead of time cannot call."
                 " Use vdnn.virtualize without a sample, or hooks on parameters (register_hook), which are called."
             )
+
+
+GRU_CELL = (
+    "nn.GRUCell has other last bits when it is traced. Leave it plain, or write its gates out with ops of their own."
+)
 
 
 class _WatchRecurrent(TorchFunctionMode):
@@ -171,6 +192,8 @@ class _WatchRecurrent(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in self._FUSED:
             self._judge(func, args)
+        elif func is torch.gru_cell and self._exact:
+            raise InexactTrace(GRU_CELL)
         return func(*args, **(kwargs or {}))
 
     def _judge(self, func: Any, args: Sequence[Any]) -> None:

@@ -10,16 +10,21 @@ from __future__ import annotations
 from functools import partial
 
 from torch import fx
+from torch._ops import HigherOrderOperator
 from torch.fx.graph import _BoxedCodeGen
 
+from vdnn.capture.nodes import tensors_of
 from vdnn.rewrite.halves import Half
 from vdnn.runtime.executor import Boxed, Program
+from vdnn.runtime.layouts import Layout, expect
 from vdnn.runtime.steps import mark
 
 
 def program(half: Half) -> Program:
     constants = (getattr(half.module, str(node.target), None) for node in half.module.graph.find_nodes(op="get_attr"))
-    return Program(boxed(half.module), partial(marked, half), tuple(constants))
+    # A tracker of tensors has no rule for ops that run whole programs, or that are ordered by tokens.
+    is_watchable = not any(isinstance(node.target, HigherOrderOperator) for node in half.module.graph.nodes)
+    return Program(boxed(half.module), partial(marked, half), tuple(constants), is_watchable)
 
 
 def boxed(module: fx.GraphModule) -> Boxed:
@@ -29,11 +34,21 @@ def boxed(module: fx.GraphModule) -> Boxed:
 
 
 def marked(half: Half) -> Boxed:
-    """The same nodes in the same order, each instruction announced before it runs."""
+    """The same nodes in the same order, each instruction announced before it runs and each op's result checked
+    after."""
     graph = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
     for node in half.module.graph.nodes:
         if node in half.position_of:
             graph.call_function(mark, (half.position_of[node],))
         copies[node] = graph.node_copy(node, copies.__getitem__)
+        if node in half.position_of and any(layout is not None for layout in _layouts(node)):
+            graph.call_function(expect, (copies[node], _layouts(node), str(node.target)))
     return boxed(fx.GraphModule(half.module, graph))
+
+
+def _layouts(node: fx.Node) -> tuple[Layout | None, ...]:
+    return tuple(
+        None if tensor is None else (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+        for tensor in tensors_of(node)
+    )

@@ -77,6 +77,9 @@ class Program:
     constants: tuple[Any, ...] = ()
     """Tensors that belong to the program itself."""
 
+    is_watchable: bool = True
+    """Whether the storage tracker can follow it."""
+
 
 class Executor:
     """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them,
@@ -97,6 +100,7 @@ class Executor:
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
         self._transfers = transfers
         self._forward_program, self._backward_program = forward, backward
+        self._is_watchable = forward.is_watchable and backward.is_watchable
         self._handle_position, self._num_saved = handle_position, num_saved
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
@@ -107,7 +111,7 @@ class Executor:
 
     def _forward(self, args: list[Any]) -> Sequence[Any]:
         self.measured.num_forward += 1
-        if self.measured.timeline is None:
+        if self.measured.timeline is None and self._is_watchable:
             return self._forward_watched(args)
         begin = time.perf_counter()
         with running(OrdinaryStep(self._journeys())):

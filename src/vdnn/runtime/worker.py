@@ -101,28 +101,56 @@ class Job:
             self._is_done.set()
 
 
+class Line:
+    """Jobs in the order given, until their thread is done for: it closes the line first, so that no job is left in
+    it."""
+
+    def __init__(self) -> None:
+        self.jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def join(self, job: Job, thread: threading.Thread) -> bool:
+        """False when nobody will serve this line any more."""
+        with self._lock:
+            if not self._is_closed:
+                job.begin_on(thread)
+                self.jobs.put(job)
+            return not self._is_closed
+
+    def close(self) -> None:
+        with self._lock:
+            self._is_closed = True
+        _fail_rest(self.jobs)
+
+
 class Worker:
     """A thread that runs jobs in the order given. It starts with the first job, and again after it died."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._line = Line()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def submit(self, job: Job) -> None:
         with self._lock:
-            if self._thread is None or not self._thread.is_alive():
-                self._jobs = SimpleQueue()
-                self._thread = threading.Thread(target=_run_jobs, args=(self._jobs,), name=self.name, daemon=True)
+            while not self._has_thread() or not self._line.join(job, self._started()):
+                self._line = Line()
+                self._thread = threading.Thread(target=_run_jobs, args=(self._line,), name=self.name, daemon=True)
                 self._thread.start()
-            job.begin_on(self._thread)
-            self._jobs.put(job)
+
+    def _has_thread(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _started(self) -> threading.Thread:
+        assert self._thread is not None, f"{self.name} has no thread"
+        return self._thread
 
     def drain(self) -> None:
         """Return when everything submitted so far is done."""
         with self._lock:
-            is_idle = self._thread is None or not self._thread.is_alive()
+            is_idle = not self._has_thread()
         if not is_idle:
             marker = Job(f"draining {self.name}", lambda: None)
             self.submit(marker)
@@ -132,24 +160,24 @@ class Worker:
         """Finish what was submitted and end the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
-            self._jobs.put(None)
+            self._line.jobs.put(None)
         while thread is not None and thread.is_alive():
             thread.join(LIVENESS_S)
 
     def __del__(self) -> None:
         """The thread ends with its worker, also when nobody calls `stop`."""
-        self._jobs.put(None)
+        self._line.jobs.put(None)
 
 
-def _run_jobs(jobs: SimpleQueue[Job | None]) -> None:
+def _run_jobs(line: Line) -> None:
     """A function, not a method: a thread that waits for work keeps no tier alive."""
     job: Job | None = None
     try:
-        while (job := jobs.get()) is not None:
+        while (job := line.jobs.get()) is not None:
             job.run()
             job = None
     finally:
-        _fail_rest(jobs)
+        line.close()
 
 
 def _fail_rest(jobs: SimpleQueue[Job | None]) -> None:

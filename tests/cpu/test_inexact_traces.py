@@ -1,0 +1,118 @@
+"""Where PyTorch's traced form of something has other bits than its eager form: refused, or left plain, never passed off
+as the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from equivalence import check, executors, pair, virtualize
+from nets import Using, backward
+from torch import Tensor, nn
+
+from vdnn.errors import InexactTrace, Unsupported
+
+
+def channels_last() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(4, 8, 12, 12).to(memory_format=torch.channels_last)
+
+
+def unpool(images: Tensor, conv: nn.Module, norm: nn.Module) -> Any:
+    pooled, where = F.max_pool2d(conv(images), 2, return_indices=True)
+    return norm(F.max_unpool2d(pooled, where, 2))
+
+
+class Unpools(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(2, 8)
+
+    def forward(self, images: Tensor) -> Any:
+        return unpool(images, self.conv, self.norm)
+
+
+class RandomlyLeaks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(8, 1, 1))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return F.dropout(F.rrelu(images * self.scale, training=True), 0.4)
+
+
+@pytest.mark.parametrize("network", [Unpools, RandomlyLeaks])
+def test_an_op_that_is_laid_out_otherwise_than_traced_is_refused_on_the_first_step(network: Any) -> None:
+    _, virtual = pair(network())
+    with pytest.raises(InexactTrace, match=r"strides .* where PyTorch's trace expected"):
+        backward(virtual, channels_last())
+
+
+@pytest.mark.parametrize("network", [Unpools, RandomlyLeaks])
+def test_the_same_ops_on_contiguous_images_are_exact(network: Any) -> None:
+    check(network(), lambda model: backward(model, channels_last().contiguous()))
+
+
+def test_a_gru_cell_runs_plain_when_called_and_is_refused_ahead_of_time() -> None:
+    rows = torch.randn(3, 16)
+    check(nn.GRUCell(16, 16), lambda model: backward(model, rows))
+    with pytest.raises(InexactTrace, match="GRUCell"):
+        virtualize(nn.GRUCell(16, 16), sample=rows)
+
+
+class UsesItsWeightTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.layer(self.layer(rows)).float()
+
+
+def test_a_weight_that_autocast_uses_twice_runs_plain_when_called_and_is_refused_ahead_of_time() -> None:
+    rows = torch.randn(3, 8)
+    check(UsesItsWeightTwice(), lambda model: backward(model, rows))
+    with pytest.raises(InexactTrace, match="autocast"):
+        virtualize(UsesItsWeightTwice(), sample=rows)
+
+
+class ReplacesItsBuffer(nn.Module):
+    mean: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        hidden = self.layer(rows)
+        self.mean = self.mean * 0.9 + hidden.detach().mean(0)
+        return hidden * self.mean
+
+
+def test_a_buffer_that_is_replaced_follows_when_called_and_is_refused_ahead_of_time() -> None:
+    rows = torch.randn(3, 4)
+    plain, virtual = pair(ReplacesItsBuffer())
+    for model in (plain, virtual):
+        for _ in range(2):
+            backward(model, rows)
+    assert torch.equal(plain.mean, virtual.mean)  # type: ignore[arg-type]
+    with pytest.raises(Unsupported, match="assigns a new tensor to its buffer 'mean'"):
+        virtualize(ReplacesItsBuffer(), sample=rows)
+
+
+@pytest.mark.parametrize("sample", [None, torch.eye(4) + 0.1])
+def test_an_op_ordered_by_tokens_trains_unwatched(sample: Tensor | None) -> None:
+    network = Using(lambda self, rows: torch.linalg.inv(self.weight) @ rows, weight=nn.Parameter(torch.eye(4) * 2))
+    check(network, lambda model: backward(model, torch.eye(4) + 0.1), sample=sample)
+
+
+def test_virtualizing_a_virtualized_function_starts_from_the_plain_one() -> None:
+    layer = nn.Linear(3, 3)
+    once = virtualize(lambda rows: layer(rows).sum())
+    twice = virtualize(once, sample=torch.ones(2, 3))
+    twice(torch.ones(2, 3)).backward()
+    assert len(executors(twice)) == 1
