@@ -13,6 +13,7 @@ from pure.golden import UNET
 from pure.test_plan_simulate import long_chain
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import Infeasible
+from vdnn.hardware.device import Tier
 from vdnn.ir import Graph, Need
 from vdnn.papers.vdnn_networks import alexnet, googlenet, vgg
 from vdnn.papers.vdnn_tables import paper_problem
@@ -184,3 +185,10 @@ def test_seventy_thousand_steps_take_seconds(share: float) -> None:
     plan = solve(replace(problem, budget_nbytes=int(low + share * (high - low))), "offload")
     assert time.process_time() - begin < 20
     assert len(plan.decisions) > 20_000
+
+
+def test_a_bounded_tier_is_named_when_nothing_fits() -> None:
+    machine = replace(graphs.machine(), tiers=(Tier("device"), Tier("host", 64), Tier("disk", 64)))
+    crowded = replace(graphs.problem(graphs.chain(5)), hardware=machine, budget_nbytes=1)
+    with pytest.raises(Infeasible, match="with host_budget 64 B and disk_budget 64 B"):
+        solve(crowded, "offload")

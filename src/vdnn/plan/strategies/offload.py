@@ -36,7 +36,7 @@ from vdnn.plan.problem import Problem
 from vdnn.plan.room import Room, slower_tiers
 from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
-from vdnn.units import format_seconds
+from vdnn.units import format_nbytes, format_seconds
 
 STEPS_OF_EXCHANGE = 30_000  # simulated steps that the exchange may take: well under a second
 STEPS_OF_JUDGING = 50_000  # beyond them the first plan that fits is the answer: a simulated step costs 20 us
@@ -65,8 +65,15 @@ def solve(problem: Problem) -> Plan:
         if not _stalls(best) or tried * len(problem.graph) > STEPS_OF_JUDGING:
             return best
     if best is None:
-        raise infeasible(ground.emptiest, "shrink the batch: everything that can be away already is")
+        raise infeasible(ground.emptiest, f"shrink the batch: everything that can be away already is{_bounds(problem)}")
     return ground.exchanged(best)
+
+
+def _bounds(problem: Problem) -> str:
+    """What the slower tiers may hold, where that is bounded: it may be what stands in the way."""
+    bounded = [t for t in problem.hardware.tiers[1:] if t.nbytes is not None]
+    words = " and ".join(f"{tier.name}_budget {format_nbytes(tier.nbytes or 0)}" for tier in bounded)
+    return f", with {words}" if words else ""
 
 
 def _faster(one: Plan, other: Plan) -> Plan:
