@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from captured import graph_of, only_op, ops_of, stashed, storages_read, storages_written
+from captured import graph_of, only_op, ops_of, storages_read, storages_written
 from nets import ConvNet, Using, images, rows
 from torch import Tensor, nn
 
@@ -90,11 +90,12 @@ def test_a_view_that_only_backward_reads_is_taken_there_alone() -> None:
             assert readers or value in graph.held
 
 
-def test_dropout_keeps_one_byte_per_element() -> None:
+def test_dropout_draws_and_scales_its_noise_in_one_storage() -> None:
     graph = graph_of(nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 4)), rows())
-    mask = only_op(graph, "native_dropout").writes[1]
-    assert graph.storages[graph.values[mask].storage].nbytes == 12
-    assert graph.values[mask].name in stashed(graph)
+    drawn, scaled = (storages_written(graph, only_op(graph, name)) for name in ("bernoulli_", "div_"))
+    assert list(drawn) == list(scaled)
+    (noise,) = drawn
+    assert noise in graph.stashed
 
 
 def test_gradients_that_nobody_asked_for_are_not_made() -> None:
