@@ -1,13 +1,12 @@
 """Short floats in Triton: reduce and expand. reference_floats.py defines them, formats.py has the table and the rules.
 
 Enters: float32 values, or packed codes. Leaves: nothing, results go into the tensor that was handed in. The one idea is
-the reference's: rounding, clamping and flushing are integer arithmetic on the bits. A device's own conversions differ in
-what they make of a NaN and of what is too large, and none of them knows fp10.
+the reference's: rounding, clamping and flushing are integer arithmetic on the bits. A device's own conversions differ
+in what they make of a NaN and of what is too large, and none of them knows fp10.
 """
 
-# Constants of a kernel are in capitals, as in Triton's own; of an `if` on one of them only the branch taken is compiled,
-# which takes an `else`.
-# ruff: noqa: N803, RET505
+# Constants of a kernel are in capitals, as in Triton's own.
+# ruff: noqa: N803
 
 from __future__ import annotations
 

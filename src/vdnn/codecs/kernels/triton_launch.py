@@ -1,8 +1,8 @@
 """What the Triton kernels share: raw bytes as integers, values as bit patterns, and launching where the tensors are.
 
-Enters: flat tensors on one accelerator. Leaves: views, numbers, launched kernels. The one idea: kernels see an element as
-the integer its bytes spell and make a float of it only to compare or multiply. What is only moved then keeps every bit
-on every device, NaN payloads included, and no result depends on a device's rounding mode.
+Enters: flat tensors on one accelerator. Leaves: views, numbers, launched kernels. The one idea: kernels see an element
+as the integer its bytes spell and make a float of it only to compare or calculate. What is only moved then keeps every
+bit on every device, NaN payloads included, and rounding to a shorter format is not left to the device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ LARGEST_INT32_OFFSET = 2**31 - 2**20  # the last program reaches past the end, b
 
 def elements(raw: torch.Tensor, nbytes: int) -> torch.Tensor:
     """Raw bytes as integers of this many bytes; bytes that do not fill one at the end are left out."""
-    return raw[: raw.numel() // nbytes * nbytes].view(INTEGERS[nbytes])
+    count = raw.numel() // nbytes
+    # An empty tensor may have any stride, also one that cannot be viewed as another type.
+    return raw[: count * nbytes].view(INTEGERS[nbytes]) if count else raw.new_empty(0, dtype=INTEGERS[nbytes])
 
 
 def pattern(value: float, dtype: str) -> int:

@@ -1,11 +1,11 @@
 """Bit masks in Triton: pack_mask, unpack_mask, masked_gradient. reference_masks.py defines them.
 
-Enters: flat tensors on an accelerator, raw bytes and a dtype's name. Leaves: nothing, results go into the tensor that was
-handed in. The one idea: a program owns whole bytes of the mask, so no two programs write to the same one.
+Enters: flat tensors on an accelerator, raw bytes and a dtype's name. Leaves: nothing, results go into the tensor that
+was handed in. The one idea: a program owns whole bytes of the mask, so no two programs write to the same one.
 """
 
-# Constants of a kernel are in capitals, as in Triton's own; of an `if` on one of them only the branch taken is compiled,
-# which takes an `else`.
+# Constants of a kernel are in capitals, as in Triton's own. An `if` on one of them has its `else` even after a return,
+# because only the branch taken is compiled.
 # ruff: noqa: N803, RET505
 
 from __future__ import annotations
@@ -167,10 +167,7 @@ def _masked_gradient(
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(gradient + at, mask=at < n, other=0)
     passing = times(raw, on, ON_IS_ONE, FLOAT)
-    if ZERO_OFF:
-        failing = tl.zeros_like(raw)
-    else:
-        failing = times(raw, off, OFF_IS_ONE, FLOAT)
+    failing = tl.zeros_like(raw) if ZERO_OFF else times(raw, off, OFF_IS_ONE, FLOAT)
     tl.store(target + at, tl.where(bit_at(bits, at, at < n), passing, failing), mask=at < n)
 
 
