@@ -1,54 +1,43 @@
 """Write a result over an input that nobody will read again, where that is exact.
 
-Enters: a joint graph in execution order. Leaves: the same graph in which elementwise ops whose input dies with them
-reuse its memory: ReLU after a convolution or BatchNorm, residual additions, ReLU's backward, sums of gradients. That is
-what eager code asks for with `inplace=True` and what autograd does when it accumulates; here it follows from liveness
-alone.
+Enters: a joint graph in execution order. Leaves: the same graph in which ops whose input dies with them reuse its
+memory: ReLU after a convolution or BatchNorm, residual additions, softmax over its scores, the backwards of both, sums
+of gradients. That is what eager code asks for with `inplace=True` and what autograd does when it accumulates; here it
+follows from liveness alone.
 
-Exact because every op below computes each element from the elements at the same position, with the same kernel in both
-forms.
+Which ops may, and why no bit changes, is in `capture/in_place_forms.py`. Which input may go is decided here: it dies
+with the op, it was made in the op's phase, it is the whole of its storage, and it is laid out as the result would be. A
+gradient that the caller passed in is the caller's. What forward made stays as it is in backward, because a retained
+graph reads it again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import fx
 
-from vdnn.capture.nodes import StorageKey, copy_meta, is_op, is_tangent, phase_of, storage_key, storage_keys, tensor_of
+from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF, is_known_exact
+from vdnn.capture.nodes import (
+    StorageKey,
+    copy_meta,
+    is_op,
+    is_tangent,
+    phase_of,
+    set_value,
+    storage_key,
+    storage_keys,
+    tensor_of,
+    value_of,
+)
 from vdnn.ir import Phase
 
+__all__ = ["IN_PLACE_OF", "write_into_dead_inputs"]
+
 aten = torch.ops.aten
-
-IN_PLACE_OF = {
-    aten.relu.default: aten.relu_.default,
-    aten.add.Tensor: aten.add_.Tensor,
-    aten.add.Scalar: aten.add_.Scalar,
-    aten.sub.Tensor: aten.sub_.Tensor,
-    aten.mul.Tensor: aten.mul_.Tensor,
-    aten.mul.Scalar: aten.mul_.Scalar,
-    aten.div.Tensor: aten.div_.Tensor,
-    aten.div.Scalar: aten.div_.Scalar,
-    aten.neg.default: aten.neg_.default,
-    aten.sigmoid.default: aten.sigmoid_.default,
-    aten.tanh.default: aten.tanh_.default,
-    aten.hardtanh.default: aten.hardtanh_.default,
-    aten.leaky_relu.default: aten.leaky_relu_.default,
-}
-"""Ops that may write over their first argument."""
-
-OUT_OF = {
-    aten.add.Tensor: (aten.add.out, "out"),
-    aten.mul.Tensor: (aten.mul.out, "out"),
-    aten.threshold_backward.default: (aten.threshold_backward.grad_input, "grad_input"),
-    aten.sigmoid_backward.default: (aten.sigmoid_backward.grad_input, "grad_input"),
-    aten.tanh_backward.default: (aten.tanh_backward.grad_input, "grad_input"),
-    aten.leaky_relu_backward.default: (aten.leaky_relu_backward.grad_input, "grad_input"),
-    aten.hardtanh_backward.default: (aten.hardtanh_backward.grad_input, "grad_input"),
-}
-"""Ops that may write over any of their arguments, through their form with an output argument."""
 
 
 @dataclass
@@ -89,6 +78,7 @@ def _liveness(graph: fx.Graph) -> _Liveness:
 
 def write_into_dead_inputs(graph: fx.Graph) -> None:
     """Turn every op that may into its in-place form over an input whose storage dies with it."""
+    _open_safe_softmax(graph)
     state = _liveness(graph)
     for position, node in enumerate(list(graph.nodes)):
         victim = next(_victims(node, position, state), None) if is_op(node) else None
@@ -111,9 +101,11 @@ def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node
     else:
         return
     result = tensor_of(node)
+    if result is None or not is_known_exact(node.target, result.device):
+        return
     for candidate in candidates:
         tensor = tensor_of(candidate)
-        if result is None or tensor is None or is_tangent(candidate) or not _same_layout(tensor, result):
+        if tensor is None or is_tangent(candidate) or not _same_layout(tensor, result):
             continue
         key = state.resolve(storage_key(tensor))
         is_dead = state.last_touch.get(key) == position
@@ -142,3 +134,29 @@ def _rewrite(graph: fx.Graph, node: fx.Node, victim: fx.Node) -> None:
     copy_meta(node, rewritten)
     node.replace_all_uses_with(rewritten)
     graph.erase_node(node)
+
+
+def _open_safe_softmax(graph: fx.Graph) -> None:
+    """Spell out what the kernel of `_safe_softmax` does (rows of -inf alone become 0): its steps can reuse the scores,
+    the kernel makes a second tensor of their size."""
+    for node in graph.find_nodes(op="call_function", target=aten._safe_softmax.default, sort=True):
+        scores, dim = node.args[:2]
+        if value_of(scores).dtype != value_of(node).dtype:  # a cast comes first, into memory of its own
+            continue
+        with graph.inserting_before(node):
+            is_masked = _call_like(node, aten.isneginf.default, scores)
+            is_masked_row = _call_like(node, aten.all.dim, is_masked, dim, True)
+            zero = _call_like(node, aten.scalar_tensor.default, 0.0, dtype=value_of(node).dtype)
+            shares = _call_like(node, aten._softmax.default, scores, dim, False)
+            opened = _call_like(node, aten.where.self, is_masked_row, zero, shares)
+        node.replace_all_uses_with(opened)
+        graph.erase_node(node)
+
+
+def _call_like(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call in the place of `node`: its phase, its module, and what the tracer would have seen it return."""
+    call = node.graph.call_function(target, args, kwargs)
+    copy_meta(node, call)
+    with value_of(node).fake_mode:
+        set_value(call, target(*fx.map_arg(args, value_of), **kwargs))
+    return call
