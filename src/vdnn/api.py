@@ -27,6 +27,7 @@ from vdnn.front_ends import AheadOfTime, JustInTime
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
 from vdnn.plan.plan import Plan
+from vdnn.plan.problem import DENSITY
 from vdnn.report.record import Report
 from vdnn.session import Session
 
@@ -41,12 +42,14 @@ def virtualize(
     *,
     budget: int | str | None = None,
     strategy: str | None = None,
+    lossy: str | None = None,
     fullgraph: bool = False,
     device: str | Hardware | None = None,
     costs: str | None = None,
     host_budget: int | str | None = None,
     disk_budget: int | str | None = None,
     spill_dir: str | None = None,
+    density: float = DENSITY,
     progress: Callable[[int, int], None] | None = None,
 ) -> Model:
     """The same model, trained inside `budget` bytes with the same gradients.
@@ -58,6 +61,10 @@ def virtualize(
     `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is
     captured when it is called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names
     the line.
+
+    `lossy="fp16"` (or "bf16", "fp10", "fp8") lets feature maps be rounded between forward and backward; the report then
+    says how far the first step's gradients are from the exact ones. `density` is the share of non-zero elements for
+    which sparse codes get room.
 
     `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
     for this machine.
@@ -74,6 +81,8 @@ def virtualize(
         host_budget=host_budget,
         disk_budget=disk_budget,
         spill_dir=spill_dir,
+        lossy=lossy,
+        density=density,
         progress=progress,
     )
     session = Session(_name_of(model), options)
@@ -113,6 +122,8 @@ def plan(
     budget: int | str | None = None,
     device: str | Hardware | None = None,
     strategy: str | None = None,
+    lossy: str | None = None,
+    density: float = DENSITY,
     optimizer: str | None = None,
     costs: str | None = "roofline",
     progress: Callable[[int, int], None] | None = None,
@@ -125,7 +136,14 @@ def plan(
     if not callable(model):
         raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
     options = Options(
-        budget=budget, strategy=strategy, device=device, optimizer=optimizer, costs=costs, progress=progress
+        budget=budget,
+        strategy=strategy,
+        lossy=lossy,
+        density=density,
+        device=device,
+        optimizer=optimizer,
+        costs=costs,
+        progress=progress,
     ).on_known_hardware()
     sample = check_sample(args, kwargs or {})
     module = as_module(model)

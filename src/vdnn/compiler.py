@@ -58,7 +58,9 @@ def plan_joint(
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    problem = Problem(graph, estimate(lowered, options), options.hardware)
+    problem = Problem(
+        graph, estimate(lowered, options), options.hardware, lossy=options.lossy, density=options.density
+    )
     problem = replace(problem, budget_nbytes=resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes))
     plan = check(solve(problem, options.chosen_strategy))
     log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
@@ -70,6 +72,8 @@ def compile_joint(
 ) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     require_exact(joint.graph)
     lowered, plan = plan_joint(joint, num_forward_outputs, plain, session.options, session.next_name())
+    if trips_of(plan):
+        session.transfers()  # opened now, so that a tier that cannot be had is known before the first step
     forward, backward = cut(joint, lowered, plan, num_forward_outputs)
     executor = Executor(
         plan,
@@ -77,7 +81,7 @@ def compile_joint(
         program(backward),
         handle_position=backward.handle_position,
         num_saved=backward.num_saved,
-        transfers=session.transfers() if trips_of(plan) else None,
+        transfers=session.transfers,
     )
     session.add(executor)
     return forward.module, backward.module, executor

@@ -33,6 +33,10 @@ class LostHandle(VdnnError, RuntimeError):
     """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
 
 
+class CodeTooLarge(RuntimeError):
+    """A map was denser than its code had been planned for, and nothing else could hold it."""
+
+
 class TierFull(VdnnError, MemoryError):
     """A slower tier has no room for what the plan sends there. Names the tier, what was asked, what is used, and the
     bound."""

@@ -51,6 +51,34 @@ class Need(StrEnum):
     ALL = "all values"
 
 
+Detail = tuple[float | int, ...]
+"""What exactly a partial need asks for: the test behind a bit, the geometry of a window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Information:
+    """What readers take of a storage between them. Partial needs are not ordered in truth (a sign is no window index,
+    and being above 0 is not being above 6): two that differ need all values together.
+    """
+
+    need: Need = Need.NOTHING
+    detail: Detail = ()
+
+    @property
+    def is_partial(self) -> bool:
+        return self.need not in (Need.NOTHING, Need.SHAPE, Need.ALL)
+
+    def joined(self, other: Information) -> Information:
+        if self == other:
+            return self
+        if self.is_partial and other.is_partial:
+            return Information(Need.ALL)
+        return max(self, other, key=lambda information: _RANK[information.need])
+
+
+_RANK = {need: rank for rank, need in enumerate(Need)}
+
+
 class Trait(StrEnum):
     """What a rewrite has to know of an op before it may move, repeat or drop it."""
 
@@ -65,13 +93,18 @@ class Trait(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A block of memory. `values` are all values that live in it, in order of birth: its aliases."""
+    """A block of memory. `values` are all values that live in it, in order of birth: its aliases.
+
+    `alphabet` lists the only numbers its elements can be once it is complete: (0, 1) for a boolean mask, (0, 1/(1-p))
+    for dropout's noise. Empty: any.
+    """
 
     name: str
     nbytes: int
     role: Role
     dtype: str
     values: tuple[int, ...]
+    alphabet: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.nbytes < 0:
@@ -90,10 +123,19 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One op reads one value, and takes `need` of it."""
+    """One op reads one value, and takes `need` of it, to be exact `detail`.
+
+    `reads_code`: the op has a form that takes the value encoded for just this, so that nobody has to decode it.
+    """
 
     value: int
     need: Need = Need.ALL
+    detail: Detail = ()
+    reads_code: bool = False
+
+    @property
+    def information(self) -> Information:
+        return Information(self.need, self.detail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,21 +247,15 @@ class Graph:
         return tuple(stashed)
 
     @cached_property
-    def backward_needs(self) -> dict[int, Need]:
-        """For every stashed storage the most that any backward reader takes of it."""
-        order = {need: rank for rank, need in enumerate(Need)}
-        needs: dict[int, Need] = {}
+    def backward_needs(self) -> dict[int, Information]:
+        """For every stashed storage what its backward readers take of it between them."""
+        needs: dict[int, Information] = {}
         stashed = set(self.stashed)
         for op in self.ops[self.num_forward :]:
             for read in op.reads:
                 storage = self.values[read.value].storage
                 if storage in stashed:
-                    known = needs.get(storage, Need.NOTHING)
-                    # Two different partial needs are not ordered in truth (a sign is no window index): together they
-                    # need all.
-                    both_partial = Need.SHAPE not in (known, read.need) and Need.NOTHING not in (known, read.need)
-                    joined = max(known, read.need, key=order.__getitem__)
-                    needs[storage] = joined if known == read.need or not both_partial else Need.ALL
+                    needs[storage] = needs.get(storage, Information()).joined(read.information)
         return needs
 
 

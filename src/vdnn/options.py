@@ -12,11 +12,13 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vdnn.codecs import LOSSY_FORMATS
 from vdnn.errors import InvalidInput
 from vdnn.hardware.detect import this_machine
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.presets import preset
 from vdnn.plan.budget import parse_share
+from vdnn.plan.problem import DENSITY
 from vdnn.units import parse_nbytes
 
 
@@ -27,13 +29,22 @@ class Options:
     has, "45%". None: no bound."""
 
     strategy: str | None = None
-    """The name of a planning strategy. None: "keep-all" without a budget, "offload" with one."""
+    """The name of a planning strategy. None: "gist" with a lossy format; else "keep-all" without a budget, "offload"
+    with one."""
 
     device: str | Hardware | None = None
     """The machine to plan for: a preset's name or a description. None: this machine."""
 
     optimizer: str | None = None
     """Whose state is counted into the memory of the step: "adam", "momentum", ... None: nobody's."""
+
+    lossy: str | None = None
+    """The format that feature maps may be rounded to between forward and backward: "fp16", "bf16", "fp10" or "fp8".
+    Gradients are then approximate, and the report says by how much. None: every bit is kept."""
+
+    density: float = DENSITY
+    """The share of non-zero elements for which a sparse map's code gets room. A map that turns out denser stays whole
+    without a budget and goes to a slower tier with one."""
 
     costs: str | None = None
     """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
@@ -59,6 +70,15 @@ class Options:
         for amount in (self.host_budget, self.disk_budget):
             if amount is not None:
                 parse_nbytes(amount)
+        if self.lossy is not None and self.lossy not in LOSSY_FORMATS:
+            raise InvalidInput(f"lossy is one of {', '.join(LOSSY_FORMATS)}, or None for exact; not {self.lossy!r}")
+        if self.lossy is not None and not self.chosen_strategy.startswith("gist"):
+            raise InvalidInput(
+                f"lossy={self.lossy!r} allows rounding, and strategy {self.strategy!r} never rounds: choose 'gist', or"
+                " leave out lossy="
+            )
+        if not (isinstance(self.density, (int, float)) and 0 < self.density <= 1):
+            raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
         if self.costs not in (None, "roofline", "measured"):
             raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
         if self.costs == "measured" and isinstance(self.device, str):
@@ -69,7 +89,11 @@ class Options:
 
     @property
     def chosen_strategy(self) -> str:
-        return self.strategy or ("keep-all" if self.budget is None else "offload")
+        if self.strategy is not None:
+            return self.strategy
+        if self.lossy is not None:
+            return "gist"
+        return "keep-all" if self.budget is None else "offload"
 
     @property
     def chosen_costs(self) -> str:

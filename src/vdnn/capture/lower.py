@@ -32,8 +32,9 @@ from vdnn.capture.nodes import (
     tensors_of,
     value_of,
 )
-from vdnn.capture.traits import named_arguments, needs_of, traits_of
-from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
+from vdnn.capture.information import alphabet_of, reads_code, wanted
+from vdnn.capture.traits import named_arguments, traits_of
+from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class _Builder:
     roles: list[Role] = field(default_factory=list)
     dtypes: list[str] = field(default_factory=list)
     members: list[list[int]] = field(default_factory=list)
+    writers: list[list[fx.Node]] = field(default_factory=list)
     storage_of: dict[StorageKey, int] = field(default_factory=dict)
 
     def storage(self, tensor: torch.Tensor, name: str, role: Role) -> int:
@@ -75,6 +77,7 @@ class _Builder:
             self.roles.append(role)
             self.dtypes.append(_dtype_name(tensor))
             self.members.append([])
+            self.writers.append([])
         return self.storage_of[key]
 
     def value(self, tensor: torch.Tensor, name: str, role: Role) -> int:
@@ -87,9 +90,19 @@ class _Builder:
     def lives_in(self, tensor: torch.Tensor, storage: int) -> None:
         self.storage_of[storage_key(tensor)] = storage
 
+    def written_by(self, node: fx.Node, values: Sequence[int]) -> None:
+        for storage in dict.fromkeys(self.values[value].storage for value in values):
+            self.writers[storage].append(node)
+
+    def alphabet(self, storage: int) -> tuple[float, ...]:
+        return alphabet_of({self.values[value].dtype for value in self.members[storage]}, self.writers[storage])
+
     def storages(self) -> tuple[Storage, ...]:
         columns = zip(self.names, self.nbytes, self.roles, self.dtypes, self.members, strict=True)
-        return tuple(Storage(name, nbytes, role, dtype, tuple(m)) for name, nbytes, role, dtype, m in columns)
+        return tuple(
+            Storage(name, nbytes, role, dtype, tuple(members), self.alphabet(position))
+            for position, (name, nbytes, role, dtype, members) in enumerate(columns)
+        )
 
 
 def lower(
@@ -165,32 +178,43 @@ def _lower_op(
     traits = traits_of(node.target)
     if is_view(node):
         traits |= {Trait.VIEW}
+    writes = tuple(value for value in written if value is not None) + tuple(effects)
+    if Trait.VIEW not in traits:
+        builder.written_by(node, writes)
     op = Op(
         name=node.name,
         target=_target_name(node),
         phase=phase,
         module=module,
-        reads=_reads(node, value_of_node),
-        writes=tuple(value for value in written if value is not None) + tuple(effects),
+        reads=_reads(node, value_of_node, builder),
+        writes=writes,
         flops=_flops(node),
         traits=traits,
     )
     return op, written
 
 
-def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int]) -> tuple[Read, ...]:
-    """Each value once, with the most that any of the arguments it stands in needs of it."""
+def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int], builder: _Builder) -> tuple[Read, ...]:
+    """Each value once, with what all of the arguments it stands in take of it."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return tuple(Read(value_of_node[source]) for source in node.all_input_nodes if source in value_of_node)
-    arguments = named_arguments(node.target, node.args, node.kwargs)
-    needs = needs_of(node.target, arguments)
-    reads: dict[int, Need] = {}
-    for name, argument in arguments.items():
+    taken = wanted(node)
+    sources: dict[int, fx.Node] = {}
+    reads: dict[int, Information] = {}
+    for name, argument in named_arguments(node.target, node.args, node.kwargs).items():
         for source in _nodes_in(argument):
             if source in value_of_node:
-                value, need = value_of_node[source], needs.get(name, Need.ALL)
-                reads[value] = need if reads.get(value, need) == need else Need.ALL
-    return tuple(Read(value, need) for value, need in reads.items())
+                value, information = value_of_node[source], taken.get(name, Information(Need.ALL))
+                reads[value] = reads.get(value, information).joined(information)
+                sources[value] = source
+    return tuple(
+        Read(value, taken.need, taken.detail, _reads_code(node, sources[value], builder, value))
+        for value, taken in reads.items()
+    )
+
+
+def _reads_code(node: fx.Node, source: fx.Node, builder: _Builder, value: int) -> bool:
+    return reads_code(node, source, lambda: builder.alphabet(builder.values[value].storage))
 
 
 def _nodes_in(argument: Any) -> list[fx.Node]:

@@ -32,6 +32,7 @@ _FIXED_NEEDS: dict[str, Needs] = {
     # One bit of each element.
     "threshold_backward": {"self": Need.SIGN},
     "leaky_relu_backward": {"self": Need.SIGN},
+    # Where an element is NaN, aten's vector loop says no and its scalar tail says yes; a bit says no.
     "hardtanh_backward": {"self": Need.BOOL},  # is it between the two bounds?
     "hardsigmoid_backward": {"self": Need.BOOL},
     "native_dropout_backward": {"mask": Need.BOOL},

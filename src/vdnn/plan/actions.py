@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from vdnn.ir import Detail
+
 
 @dataclass(frozen=True, slots=True)
 class Keep:
@@ -59,7 +61,11 @@ class Offload:
 
 @dataclass(frozen=True, slots=True)
 class Encode:
-    """Encoded after `leave` into at most `nbytes` on the device, decoded before `back`."""
+    """Encoded after `leave` into at most `nbytes` on the device, decoded before `back`.
+
+    `detail` is the codec's parameter: what its bits mean. `direct`: nothing is decoded, the readers from `back` on take
+    the code as it is, and it lives until the last of them.
+    """
 
     kind: ClassVar[str] = "encode"
     codec: str
@@ -68,6 +74,8 @@ class Encode:
     back: int
     encode_s: float = 0.0
     decode_s: float = 0.0
+    detail: Detail = ()
+    direct: bool = False
 
     def __post_init__(self) -> None:
         _require_gap(self.leave, self.back, self.back)
@@ -75,7 +83,8 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class EncodeOffload:
-    """Encoded after `leave`, the encoded bytes copied to `tier`, fetched from `fetch` on, decoded before `back`.
+    """Encoded after `leave`, the encoded bytes copied to `tier`, fetched from `fetch` on, decoded before `back` (or
+    read as they are from there on, see `Encode`).
 
     The encoded buffer stays on the device until its copy out is done, which the plan places at step `sent` (freed after
     it).
@@ -91,6 +100,8 @@ class EncodeOffload:
     back: int
     encode_s: float = 0.0
     decode_s: float = 0.0
+    detail: Detail = ()
+    direct: bool = False
 
     def __post_init__(self) -> None:
         _require_gap(self.leave, self.fetch, self.back)

@@ -93,7 +93,8 @@ def _action(action: Action) -> str:
             return f"recompute {leave}..{back}"
         case Offload(tier, leave, fetch, back):
             return f"offload {tier} {leave}..{fetch}>{back}"
-        case Encode(codec, nbytes, leave, back):
-            return f"encode {codec} {format_nbytes(nbytes)} {leave}..{back}"
-        case EncodeOffload(codec, nbytes, tier, leave, sent, fetch, back):
-            return f"encode {codec} {format_nbytes(nbytes)}, offload {tier} {leave}>{sent}..{fetch}>{back}"
+        case Encode(codec, nbytes, leave, back, direct=direct):
+            return f"encode {codec} {format_nbytes(nbytes)} {leave}..{'read as it is' if direct else back}"
+        case EncodeOffload(codec, nbytes, tier, leave, sent, fetch, back, direct=direct):
+            until = f"{back}, read as it is" if direct else back
+            return f"encode {codec} {format_nbytes(nbytes)}, offload {tier} {leave}>{sent}..{fetch}>{until}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vdnn.ir import Role
+from vdnn.ir import Need, Role
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
@@ -26,6 +26,7 @@ Column = npt.NDArray[np.int64]
 
 _ROW = {role: row for row, role in enumerate(ROLES)}
 _WORKSPACE = _ROW[Role.WORKSPACE]
+_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 _DEVICE = 0  # the device is the first tier
 
 
@@ -67,6 +68,8 @@ class _Book:
         self.since = [-1] * len(graph.storages)
         self.touched = [-1] * len(graph.storages)
         self.encoded_since: dict[int, int] = {}
+        self.code_of: dict[int, int] = {}  # storage -> the decision whose code its readers take as it is
+        self.code_touched: dict[int, int] = {}
         self.stored_since: dict[int, int] = {}
         self.numbers: list[int] = []  # six per holding: a hundred thousand small tuples would keep the collector busy
 
@@ -124,6 +127,7 @@ class _Book:
     def fetch(self, position: int, instruction: Instruction) -> None:
         if isinstance(self.plan.decisions[instruction.decision].action, EncodeOffload):
             self.encoded_since[instruction.decision] = position
+            self._read_code(position, instruction)
         else:
             self._take(instruction.storage, position)
 
@@ -136,10 +140,13 @@ class _Book:
         )
         if isinstance(action, Offload):
             self.touched[instruction.storage] = position
+        else:
+            self._read_code(position, instruction)
 
     def encode(self, position: int, instruction: Instruction) -> None:
         self.encoded_since[instruction.decision] = position
         self._free(instruction.storage, position)
+        self._read_code(position, instruction)
 
     def decode(self, position: int, instruction: Instruction) -> None:
         self._take(instruction.storage, position)
@@ -147,6 +154,9 @@ class _Book:
 
     def close(self, end: int) -> None:
         """The program has ended: what is persistent or held stayed to the end, the rest to its last touch."""
+        for storage, decision in self.code_of.items():
+            if decision in self.encoded_since:  # a code that was read as it is
+                self._hold_code(decision, storage, self.code_touched[decision])
         for storage, since in enumerate(self.since):
             if since >= 0:
                 last = end if storage in self.to_the_end else self.touched[storage]
@@ -154,8 +164,11 @@ class _Book:
 
     def _touch_reads(self, position: int, op: int) -> None:
         for read in self.graph.ops[op].reads:  # reading the shape of something away leaves no trace
-            if self.since[self.storage_of[read.value]] >= 0:
-                self.touched[self.storage_of[read.value]] = position
+            storage = self.storage_of[read.value]
+            if self.since[storage] >= 0:
+                self.touched[storage] = position
+            elif storage in self.code_of and read.need not in _NO_USE:
+                self.code_touched[self.code_of[storage]] = position
         workspace_nbytes = self.costs[op].workspace_nbytes
         if workspace_nbytes:
             self.numbers += _DEVICE, _WORKSPACE, workspace_nbytes, position, position, -1
@@ -170,11 +183,20 @@ class _Book:
             self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, self.since[storage], position)
             self.since[storage] = -1
 
-    def _free_encoded(self, position: int, instruction: Instruction) -> None:
+    def _read_code(self, position: int, instruction: Instruction) -> None:
+        """The code is touched; from here on its readers take it, if the plan wants no decoder."""
         action = self.plan.decisions[instruction.decision].action
+        if isinstance(action, Encode | EncodeOffload) and action.direct:
+            self.code_of[instruction.storage] = instruction.decision
+            self.code_touched[instruction.decision] = position
+
+    def _free_encoded(self, position: int, instruction: Instruction) -> None:
+        self._hold_code(instruction.decision, instruction.storage, position)
+
+    def _hold_code(self, decision: int, storage: int, last: int) -> None:
+        action = self.plan.decisions[decision].action
         assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoded buffer"
-        since = self.encoded_since.pop(instruction.decision)
-        self._hold(_DEVICE, instruction.storage, action.nbytes, since, position)
+        self._hold(_DEVICE, storage, action.nbytes, self.encoded_since.pop(decision), last)
 
     def _hold(self, tier: int, storage: int, nbytes: int, first: int, last: int) -> None:
         self.numbers += tier, _ROW[self.graph.storages[storage].role], nbytes, first, last, storage

@@ -121,14 +121,15 @@ def _agenda(plan: Plan) -> _Agenda:
                 agenda.leave[leave].append(due(Kind.LEAVE, leave))
                 agenda.fetch[fetch].append(due(Kind.FETCH, fetch))
                 agenda.whole[back][storage] = [due(Kind.ARRIVE, back)]
-            case Encode(leave=leave, back=back):
+            case Encode(leave=leave, back=back, direct=direct):
                 agenda.encode[leave].append(due(Kind.ENCODE, leave))
-                agenda.whole[back][storage] = [due(Kind.DECODE, back)]
-            case EncodeOffload(leave=leave, sent=sent, fetch=fetch, back=back):
+                agenda.whole[back][storage] = [] if direct else [due(Kind.DECODE, back)]
+            case EncodeOffload(leave=leave, sent=sent, fetch=fetch, back=back, direct=direct):
                 agenda.encode[leave] += due(Kind.ENCODE, leave), due(Kind.SEND, leave)
                 agenda.sent[sent].append(due(Kind.LEAVE, sent))
                 agenda.fetch[fetch].append(due(Kind.FETCH, fetch))
-                agenda.whole[back][storage] = [due(Kind.ARRIVE, back), due(Kind.DECODE, back)]
+                decoded = [] if direct else [due(Kind.DECODE, back)]
+                agenda.whole[back][storage] = [due(Kind.ARRIVE, back), *decoded]
     return agenda
 
 

@@ -22,7 +22,7 @@ from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.plan.actions import ACTIONS, Action, Decision
 from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.problem import DENSITY, Problem
 
 SCHEMA = "vdnn.plan"
 VERSION = 1
@@ -52,6 +52,10 @@ def to_json(plan: Plan) -> Json:
         ]
     if plan.variants:
         body["variants"] = [[step, chosen] for step, chosen in plan.variants.items()]
+    if plan.problem.lossy is not None:
+        body["lossy"] = plan.problem.lossy
+    if plan.problem.density != DENSITY:
+        body["density"] = plan.problem.density
     if plan.note:
         body["note"] = plan.note
     return {"schema": SCHEMA, "version": VERSION, **body, "words": words.known()}
@@ -69,6 +73,8 @@ def from_json(document: Json) -> Plan:
             _hardware_from_json(document["hardware"]),
             document["budget_nbytes"],
             offered,
+            document.get("lossy"),
+            document.get("density", DENSITY),
         )
         decisions = tuple(_decision_from_json(d) for d in document["decisions"])
         chosen = dict(document.get("variants", ()))
@@ -146,7 +152,7 @@ def _graph_to_json(graph: Graph, words: _Words) -> Json:
     )
     values = ([value.name, value.storage, list(value.shape), number(value.dtype)] for value in graph.values)
     storages = ([s.name, s.nbytes, number(s.role), number(s.dtype), list(s.values)] for s in graph.storages)
-    return {
+    document = {
         "name": graph.name,
         "ops": _table(
             ("name", "target", "phase", "module", "reads: value, need, ...", "writes", "flops", "traits"), ops
@@ -157,28 +163,42 @@ def _graph_to_json(graph: Graph, words: _Words) -> Json:
         "tangents": list(graph.tangents),
         "held": list(graph.held),
     }
+    # Written only where there are some, as most reads take everything and most storages hold anything.
+    exact_reads = [
+        [step, position, list(read.detail), read.reads_code]
+        for step, op in enumerate(graph.ops)
+        for position, read in enumerate(op.reads)
+        if read.detail or read.reads_code
+    ]
+    alphabets = [[position, list(s.alphabet)] for position, s in enumerate(graph.storages) if s.alphabet]
+    return document | ({"exact_reads": exact_reads} if exact_reads else {}) | ({"alphabets": alphabets} if alphabets else {})
 
 
 def _graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
+    alphabets = {position: tuple(numbers) for position, numbers in document.get("alphabets", ())}
+    exact = {(step, position): (tuple(detail), code) for step, position, detail, code in document.get("exact_reads", ())}
     ops = (
         Op(
             name=name,
             target=word(target),
             phase=Phase(word(phase)),
             module=word(module),
-            reads=tuple(Read(value, Need(word(need))) for value, need in zip(reads[::2], reads[1::2], strict=True)),
+            reads=tuple(
+                Read(value, Need(word(need)), *exact.get((step, position), ()))
+                for position, (value, need) in enumerate(zip(reads[::2], reads[1::2], strict=True))
+            ),
             writes=tuple(writes),
             flops=flops,
             traits=frozenset(Trait(word(trait)) for trait in traits),
         )
-        for name, target, phase, module, reads, writes, flops, traits in document["ops"]["rows"]
+        for step, (name, target, phase, module, reads, writes, flops, traits) in enumerate(document["ops"]["rows"])
     )
     values = (
         Value(name, storage, tuple(shape), word(dtype)) for name, storage, shape, dtype in document["values"]["rows"]
     )
     storages = (
-        Storage(name, nbytes, Role(word(role)), word(dtype), tuple(aliases))
-        for name, nbytes, role, dtype, aliases in document["storages"]["rows"]
+        Storage(name, nbytes, Role(word(role)), word(dtype), tuple(aliases), alphabets.get(position, ()))
+        for position, (name, nbytes, role, dtype, aliases) in enumerate(document["storages"]["rows"])
     )
     inputs, tangents, held = (tuple(document[group]) for group in ("inputs", "tangents", "held"))
     return Graph(document["name"], tuple(ops), tuple(values), tuple(storages), inputs, tangents, held)
@@ -217,9 +237,10 @@ def _decision_to_json(decision: Decision) -> Json:
 
 
 def _action_to_json(action: Action) -> Json:
-    return {"kind": action.kind} | {column.name: getattr(action, column.name) for column in fields(action)}
+    columns = {column.name: getattr(action, column.name) for column in fields(action)}
+    return {"kind": action.kind} | {name: list(v) if isinstance(v, tuple) else v for name, v in columns.items()}
 
 
 def _decision_from_json(document: Json) -> Decision:
-    action = dict(document["action"])
+    action = {name: tuple(v) if isinstance(v, list) else v for name, v in document["action"].items()}
     return Decision(document["storage"], ACTIONS[action.pop("kind")](**action), document["reason"])

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 
+from vdnn.codecs import CODECS, Codec, codec_for
 from vdnn.errors import InvalidPlan
-from vdnn.ir import PERSISTENT_ROLES, Role
-from vdnn.plan.actions import Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload
+from vdnn.ir import PERSISTENT_ROLES, Read, Role
+from vdnn.plan.actions import Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
 from vdnn.plan.plan import Plan
 from vdnn.plan.walk import walk
 from vdnn.units import format_nbytes
@@ -32,7 +33,7 @@ def violations(plan: Plan) -> list[str]:
     astray = list(_astray(plan))
     if astray:  # the other rules would look up positions that do not exist
         return astray
-    found = [*_not_movable(plan), *_no_such_tier(plan), *_negative_sizes(plan), *_overlaps(plan)]
+    found = [*_not_movable(plan), *_no_such_tier(plan), *_codecs(plan), *_overlaps(plan)]
     if found:  # a walk would report the same mistakes again, as their consequences
         return found
     seen = walk(plan)
@@ -99,11 +100,57 @@ def _no_such_tier(plan: Plan) -> Iterator[str]:
                     yield f"{_who(plan, decision)}: {hardware.name!r} has no link {hop[0]}->{hop[1]}"
 
 
-def _negative_sizes(plan: Plan) -> Iterator[str]:
+def _codecs(plan: Plan) -> Iterator[str]:
+    """A code is written by a codec that there is, into as many bytes as it takes, and rounds only where that is
+    allowed.
+    """
+    readers = _readers(plan)
     for decision in plan.decisions:
         action = decision.action
-        if isinstance(action, Encode | EncodeOffload) and action.nbytes < 0:
-            yield f"{_who(plan, decision)}: codec {action.codec!r} cannot encode into {action.nbytes} bytes"
+        if not isinstance(action, Encode | EncodeOffload):
+            continue
+        who = _who(plan, decision)
+        if action.codec not in CODECS:
+            yield f"{who}: there is no codec {action.codec!r}, only: {', '.join(CODECS)}"
+            continue
+        codec = codec_for(action.codec, plan.problem.graph.storages[decision.storage], action.detail)
+        if not codec.is_possible:
+            yield f"{who}: codec {action.codec!r} with detail {action.detail} is not for {codec.storage.dtype} like it"
+        elif codec.has_fixed_size and action.nbytes < codec.nbytes:
+            yield f"{who}: codec {action.codec!r} needs {codec.nbytes} bytes, the plan gives it {action.nbytes}"
+        elif action.nbytes < 0:
+            yield f"{who}: codec {action.codec!r} cannot encode into {action.nbytes} bytes"
+        elif not codec.is_exact and plan.problem.lossy is None:
+            yield f"{who}: codec {action.codec!r} rounds values, and the problem allows no loss"
+        else:
+            yield from _unserved(plan, decision, codec, readers.get(decision.storage, []))
+
+
+def _readers(plan: Plan) -> dict[int, list[tuple[int, Read]]]:
+    """Of each encoded storage: who reads it, and when."""
+    graph = plan.problem.graph
+    readers: dict[int, list[tuple[int, Read]]] = {
+        d.storage: [] for d in plan.decisions if isinstance(d.action, Encode | EncodeOffload)
+    }
+    for step, op in enumerate(graph.ops) if readers else ():
+        for read in op.reads:
+            if graph.values[read.value].storage in readers:
+                readers[graph.values[read.value].storage].append((step, read))
+    return readers
+
+
+def _unserved(plan: Plan, decision: Decision, codec: Codec, readers: list[tuple[int, Read]]) -> Iterator[str]:
+    """Readers that take more of a storage than a codec has kept. A replay makes it whole again."""
+    action, ops = decision.action, plan.problem.graph.ops
+    assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no codec"
+    replays = [d.action for d in plan.decisions if d.storage == decision.storage and isinstance(d.action, Recompute)]
+    until = min((replay.back for replay in replays if replay.back > action.back), default=len(ops))
+    for step, read in readers:
+        if action.back <= step < until and not codec.serves(read.information):
+            yield (
+                f"{_who(plan, decision)}: step {step} {ops[step].name!r} takes {read.need} {read.detail} of it, which"
+                f" codec {action.codec!r} with detail {action.detail} does not keep"
+            )
 
 
 def _overlaps(plan: Plan) -> Iterator[str]:
@@ -122,7 +169,8 @@ def _overlaps(plan: Plan) -> Iterator[str]:
 
 def _gap(plan: Plan, action: Action) -> tuple[int, int]:
     assert not isinstance(action, Keep), "what is kept has no gap"
-    return action.leave, len(plan.problem.graph) if isinstance(action, Drop) else action.back
+    is_last = isinstance(action, Drop) or (isinstance(action, Encode | EncodeOffload) and action.direct)
+    return action.leave, len(plan.problem.graph) if is_last else action.back
 
 
 def _overfull_tiers(plan: Plan, tier_peaks: dict[str, tuple[int, int]]) -> Iterator[str]:

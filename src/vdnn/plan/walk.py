@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vdnn.ir import PERSISTENT_ROLES, Need, Op, Trait
+from vdnn.ir import PERSISTENT_ROLES, Need, Op, Read, Trait
 from vdnn.plan.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
 from vdnn.plan.moments import Key, Moment, key_nbytes, peak
 from vdnn.plan.plan import Plan
@@ -49,6 +49,7 @@ class _Walker:
         self.whole = {self.graph.values[value].storage for value in self.graph.inputs}
         self.holds = dict.fromkeys(range(len(self.graph.storages)), -1)
         self.away: dict[int, str] = {}
+        self.codes: dict[int, Key] = {}  # storage -> its code, where readers take that as it is
         self.first_reads: dict[int, dict[int, int]] = {}  # op -> storage -> what it held when the op first ran
         self.stored = {tier.name: 0 for tier in plan.problem.hardware.tiers}
         self.given = {self.graph.values[value].storage for value in (*self.graph.inputs, *self.graph.tangents)}
@@ -110,6 +111,9 @@ class _Walker:
             self._moment(step, (self._traveller(position),))
             self.stored[decision.action.tier] -= key_nbytes(self.plan, self._traveller(position))
         if isinstance(decision.action, Encode | EncodeOffload):
+            if decision.action.direct:
+                self.codes[decision.storage] = encoded
+                return
             self._moment(step, (plain, encoded), begins=(plain,))
         self.whole.add(decision.storage)
         self.away.pop(decision.storage, None)
@@ -139,12 +143,7 @@ class _Walker:
 
     def _run(self, step: int) -> None:
         op = self.graph.ops[step]
-        for read in op.reads:
-            storage = self.graph.values[read.value].storage
-            if read.need not in (Need.NOTHING, Need.SHAPE) and storage not in self.whole:
-                self._complain(
-                    f"step {step} {op.name!r} reads {self._name(storage)} ({read.need}), {self._why(storage)}"
-                )
+        codes = [self._code_for(step, read) for read in op.reads]
         self.first_reads[step] = {storage: self.holds[storage] for storage in self._sources(step)}
         touched = {storage for storage in self._sources(step) if storage in self.whole}
         begins: set[int] = set()
@@ -159,7 +158,21 @@ class _Walker:
             self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else step
         if step == min(self.graph.num_forward, len(self.graph) - 1):
             touched |= {self.graph.values[value].storage for value in self.graph.tangents} & self.whole
-        self._moment(step, _plain(touched), _plain(begins), self._workspace_nbytes(step))
+        touches = (*_plain(touched), *(code for code in codes if code is not None))
+        self._moment(step, touches, _plain(begins), self._workspace_nbytes(step))
+
+    def _code_for(self, step: int, read: Read) -> Key | None:
+        """The code that an op reads in place of the storage, if the plan says so; complaints if it can read neither."""
+        storage = self.graph.values[read.value].storage
+        if read.need in (Need.NOTHING, Need.SHAPE) or storage in self.whole:
+            return None
+        if storage in self.codes and read.reads_code:
+            return self.codes[storage]
+        how = "as a code, which it cannot" if storage in self.codes else self._why(storage)
+        self._complain(
+            f"step {step} {self.graph.ops[step].name!r} reads {self._name(storage)} ({read.need}), {how}"
+        )
+        return None
 
     def _give_up(self, step: int) -> None:
         leaving = self.due["leave", step]
@@ -176,6 +189,7 @@ class _Walker:
             self._moment(step, keys + begins, begins)
             self.whole.remove(storage)
             until = "and does not come back" if isinstance(action, Drop) else f"back before step {_back(action)}"
+            self.codes.pop(storage, None)
             self.away[storage] = f"which is away ({action.kind}): it leaves after step {step}, {until}"
         for position in self.due["sent", step]:
             self._moment(step, (("encoded", position),))

@@ -32,6 +32,7 @@ from vdnn.capture.nodes import (
     set_value,
 )
 from vdnn.ir import Phase
+from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind, schedule
 from vdnn.rewrite.writer import HalfWriter, nodes_by_storage
@@ -69,32 +70,68 @@ def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs
     backward = program[len(forward) :]
     outputs: Sequence[Any] = joint.graph.output_node().args[0]  # type: ignore[assignment]
     gradients = outputs[num_forward_outputs:]
-    saved = _saved_nodes(lowered, [i for _, i in forward], [i for _, i in backward], gradients)
+    saved = _saved(lowered, plan, [i for _, i in forward], [i for _, i in backward], gradients)
     return (
         _forward(HalfWriter(joint, lowered, plan), joint, forward, saved, outputs[:num_forward_outputs]),
         _backward(HalfWriter(joint, lowered, plan), joint, backward, saved, gradients),
     )
 
 
-def _saved_nodes(
-    lowered: Lowered, forward: Sequence[Instruction], backward: Sequence[Instruction], gradients: Sequence[Any]
-) -> list[fx.Node | None]:
-    """What crosses from forward to backward through autograd, in order of first reading. None stands for the handle.
+@dataclass(frozen=True, slots=True)
+class Code:
+    """The code of one decision, where it crosses from forward to backward."""
+
+    decision: int
+    nbytes: int
+
+    @property
+    def name(self) -> str:
+        return f"vdnn_code_{self.decision}"
+
+
+Saved = fx.Node | Code | None
+"""What crosses from forward to backward through autograd. None stands for the handle."""
+
+
+def _saved(
+    lowered: Lowered,
+    plan: Plan,
+    forward: Sequence[Instruction],
+    backward: Sequence[Instruction],
+    gradients: Sequence[Any],
+) -> list[Saved]:
+    """Everything that crosses: nodes in order of first reading, the handle, codes in order of encoding.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
-    crossing = dict.fromkeys(node for node in _first_reads(lowered, _away_after(forward), backward) if _crosses(node))
+    crossing = dict.fromkeys(node for node in _first_reads(lowered, _away_after(plan, forward), backward) if _crosses(node))
     crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
-    return [*checked, None, *(node for node in crossing if is_unchecked_save(node))]
+    return [*checked, None, *_codes_after(plan, forward), *(node for node in crossing if is_unchecked_save(node))]
 
 
-def _away_after(program: Sequence[Instruction]) -> set[int]:
-    """The storages that are not on the device when the program ends."""
+def _codes_after(plan: Plan, program: Sequence[Instruction]) -> list[Code]:
+    """The codes that are on the device when the program ends."""
+    there: dict[int, Code] = {}
+    for instruction in program:
+        action = plan.decisions[instruction.decision].action if instruction.decision >= 0 else None
+        if not isinstance(action, Encode | EncodeOffload):
+            continue
+        if instruction.kind in (Kind.ENCODE, Kind.FETCH):
+            there[instruction.decision] = Code(instruction.decision, action.nbytes)
+        elif instruction.kind in (Kind.LEAVE, Kind.DECODE):
+            there.pop(instruction.decision)
+    return list(there.values())
+
+
+def _away_after(plan: Plan, program: Sequence[Instruction]) -> set[int]:
+    """The storages that are not on the device when the program ends. What is fetched encoded is not there yet."""
     away: set[int] = set()
     for instruction in program:
-        if instruction.kind is Kind.LEAVE:
+        if instruction.kind in (Kind.LEAVE, Kind.ENCODE):
             away.add(instruction.storage)
-        elif instruction.kind is Kind.FETCH:
+        elif instruction.kind is Kind.DECODE or (
+            instruction.kind is Kind.FETCH and isinstance(plan.decisions[instruction.decision].action, Offload)
+        ):
             away.discard(instruction.storage)
     return away
 
@@ -105,10 +142,10 @@ def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instructio
     elsewhere = set(away)
     nodes_in = nodes_by_storage(lowered)
     for instruction in backward:
-        if instruction.kind in (Kind.LEAVE, Kind.FETCH):
-            elsewhere.add(instruction.storage)
-        elif instruction.kind is Kind.SEND and instruction.storage not in elsewhere:
+        if instruction.kind in (Kind.SEND, Kind.ENCODE) and instruction.storage not in elsewhere:
             yield from nodes_in[instruction.storage][-1:]
+        if instruction.kind in (Kind.LEAVE, Kind.FETCH, Kind.ENCODE, Kind.DECODE):
+            elsewhere.add(instruction.storage)
         elif instruction.kind is Kind.RUN:
             for node in lowered.nodes[instruction.op].all_input_nodes:
                 value = lowered.value_of_node.get(node)
@@ -125,7 +162,7 @@ def _forward(
     writer: HalfWriter,
     joint: fx.GraphModule,
     program: Sequence[tuple[int, Instruction]],
-    saved: Sequence[fx.Node | None],
+    saved: Sequence[Saved],
     outputs: Sequence[Any],
 ) -> Half:
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -136,7 +173,10 @@ def _forward(
         writer.write(position, instruction)
     handle = writer.graph.create_node("call_function", open_handle, name=HANDLE)
     _describe_handle(handle, joint, Phase.FORWARD)
-    stash = [handle if node is None else writer.read(node) for node in saved]
+    for item in saved:
+        if isinstance(item, Code):
+            _describe(writer.codes[item.decision], joint, Phase.FORWARD, item.nbytes, torch.uint8)
+    stash = [_stashed(writer, handle, item) for item in saved]
     output = writer.graph.output((*fx.map_arg(list(outputs), writer.read), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
@@ -147,17 +187,20 @@ def _backward(
     writer: HalfWriter,
     joint: fx.GraphModule,
     program: Sequence[tuple[int, Instruction]],
-    saved: Sequence[fx.Node | None],
+    saved: Sequence[Saved],
     gradients: Sequence[Any],
 ) -> Half:
-    for node in saved:
-        name = HANDLE if node is None else node.name
+    for item in saved:
+        name = HANDLE if item is None else item.name
         placeholder = writer.graph.create_node("placeholder", name, name=name)
-        if node is None:
+        if item is None:
             _describe_handle(placeholder, joint, Phase.BACKWARD)
+        elif isinstance(item, Code):
+            _describe(placeholder, joint, Phase.FORWARD, item.nbytes, torch.uint8)
+            writer.codes[item.decision] = placeholder
         else:
-            placeholder.meta.update(node.meta)
-            writer.copies[node] = placeholder
+            placeholder.meta.update(item.meta)
+            writer.copies[item] = placeholder
     for node in joint.graph.find_nodes(op="placeholder"):
         if is_tangent(node):
             writer.copies[node] = writer.graph.node_copy(node)
@@ -169,7 +212,18 @@ def _backward(
     return Half(fx.GraphModule(joint, writer.graph), writer.position_of)
 
 
+def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:
+    if item is None:
+        return handle
+    return writer.codes[item.decision] if isinstance(item, Code) else writer.read(item)
+
+
 def _describe_handle(node: fx.Node, joint: fx.GraphModule, phase: Phase) -> None:
+    _describe(node, joint, phase, 1, torch.int64)
+
+
+def _describe(node: fx.Node, joint: fx.GraphModule, phase: Phase, count: int, dtype: torch.dtype) -> None:
+    """What AOTAutograd wants to know of a tensor that is no traced node: its layout and its phase."""
     with fake_mode_of(joint.graph):
-        set_value(node, torch.empty(1, dtype=torch.int64))
+        set_value(node, torch.empty(count, dtype=dtype))
     set_phase(node, phase)

@@ -18,17 +18,20 @@ import torch
 from torch import fx
 
 from vdnn.capture.lower import Lowered
-from vdnn.capture.nodes import is_getitem, tensor_of
+from vdnn.capture.nodes import copy_meta, is_getitem, tensor_of
 from vdnn.errors import Unsupported
 from vdnn.ir import Need
+from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
+from vdnn.rewrite.from_code import from_code
 from vdnn.runtime import steps as runtime
 from vdnn.runtime.phantom import phantom
 
 
 class HalfWriter:
-    """`copies` maps joint nodes to their live copies; whoever starts a half fills in its inputs."""
+    """`copies` maps joint nodes to their live copies, `codes` decisions to theirs; whoever starts a half fills in its
+    inputs."""
 
     def __init__(self, joint: fx.GraphModule, lowered: Lowered, plan: Plan) -> None:
         self.graph = fx.Graph()
@@ -36,6 +39,12 @@ class HalfWriter:
         self.position_of: dict[fx.Node, int] = {}
         self._joint, self._lowered, self._plan = joint, lowered, plan
         self._flat: dict[int, fx.Node] = {}
+        self.codes: dict[int, fx.Node] = {}
+        self._read_as_code: dict[int, int] = {
+            decision.storage: position
+            for position, decision in enumerate(plan.decisions)
+            if isinstance(decision.action, Encode | EncodeOffload) and decision.action.direct
+        }
         self._nodes_in = nodes_by_storage(lowered)
         self._results = _results_of_steps(lowered)
 
@@ -44,25 +53,49 @@ class HalfWriter:
             self.copies[node] = self.graph.node_copy(node)
 
     def write(self, position: int, instruction: Instruction) -> None:
-        if instruction.kind is Kind.RUN:
-            self._run(position, instruction.op)
-        elif instruction.kind is Kind.SEND:
-            self._call(position, runtime.send, instruction.decision, *self._live_copies(instruction.storage)[-1:])
-        elif instruction.kind is Kind.LEAVE:
-            self._call(position, runtime.leave, instruction.decision, *self._live_copies(instruction.storage)[-1:])
-            self._flat.pop(instruction.storage, None)
-            for node in self._nodes_in[instruction.storage]:
-                self.copies.pop(node, None)
-        elif instruction.kind is Kind.FETCH:
-            self._flat[instruction.storage] = self._call(position, runtime.fetch, instruction.decision)
-        elif instruction.kind is Kind.ARRIVE:
-            self._call(position, runtime.arrive, instruction.decision)
-        else:
-            raise Unsupported(
-                f"the plan of strategy {self._plan.strategy!r} wants to {instruction.kind}"
-                f" {instruction.label(self._plan.problem.graph)!r}, and this version keeps and offloads."
-                " Use strategy='keep-all' or 'offload'."
-            )
+        decision, storage = instruction.decision, instruction.storage
+        match instruction.kind:
+            case Kind.RUN:
+                self._run(position, instruction.op)
+            case Kind.SEND:
+                self._call(position, runtime.send, decision, *self._what_travels(instruction))
+            case Kind.LEAVE:
+                self._call(position, runtime.leave, decision, *self._what_travels(instruction))
+                if self.codes.pop(decision, None) is None:
+                    self._forget(storage)
+            case Kind.FETCH:
+                fetched = self._call(position, runtime.fetch, decision)
+                if self._is_coded(decision):
+                    self.codes[decision] = fetched
+                else:
+                    self._flat[storage] = fetched
+            case Kind.ARRIVE:
+                self._call(position, runtime.arrive, decision)
+            case Kind.ENCODE:
+                self.codes[decision] = self._call(position, runtime.encode, decision, self._live_copies(storage)[-1])
+                self._forget(storage)
+            case Kind.DECODE:
+                self._flat[storage] = self._call(position, runtime.decode, decision, self.codes.pop(decision))
+            case Kind.REPLAY:
+                raise Unsupported(
+                    f"the plan of strategy {self._plan.strategy!r} wants to"
+                    f" {instruction.label(self._plan.problem.graph)!r}, and this version does not recompute."
+                    " Use strategy='offload' or 'gist'."
+                )
+
+    def _what_travels(self, instruction: Instruction) -> list[fx.Node]:
+        """The code, once there is one; else a value of the storage, which shows all its bytes."""
+        if instruction.decision in self.codes:
+            return [self.codes[instruction.decision]]
+        return self._live_copies(instruction.storage)[-1:]
+
+    def _is_coded(self, decision: int) -> bool:
+        return isinstance(self._plan.decisions[decision].action, EncodeOffload)
+
+    def _forget(self, storage: int) -> None:
+        self._flat.pop(storage, None)
+        for node in self._nodes_in[storage]:
+            self.copies.pop(node, None)
 
     def read(self, node: fx.Node) -> fx.Node:
         """The live copy of a joint node, made from the bytes of its storage if those have been away."""
@@ -74,14 +107,43 @@ class HalfWriter:
 
     def _run(self, position: int, step: int) -> None:
         node = self._lowered.nodes[step]
+        coded = self._coded_source(step, node)
+        if coded is None:
+            copy = self._copied(step, node)
+        else:
+            copy = self._from_code(node, coded)
+        self.copies[node] = copy
+        self.position_of[copy] = position
+        for result in self._results[node]:
+            self.copies[result] = self.graph.node_copy(result, self.copies.__getitem__)
+
+    def _coded_source(self, step: int, node: fx.Node) -> fx.Node | None:
+        """The argument that this op reads as a code: its storage is encoded, and the plan wants no decoder."""
+        needs = {read.value: read.need for read in self._lowered.graph.ops[step].reads}
+        for source in node.all_input_nodes:
+            value = self._lowered.value_of_node.get(source)
+            if value is not None and needs[value] not in (Need.SHAPE, Need.NOTHING) and source not in self.copies:
+                if self._read_as_code.get(self._storage_of(source)) in self.codes:
+                    return source
+        return None
+
+    def _from_code(self, node: fx.Node, source: fx.Node) -> fx.Node:
+        decision = self._read_as_code[self._storage_of(source)]
+        action = self._plan.decisions[decision].action
+        assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no code"
+        function, arguments = from_code(
+            node, source, self.codes[decision], action.detail, lambda given: fx.map_arg(given, self.read)
+        )
+        copy = self.graph.call_function(function, arguments)
+        copy_meta(node, copy)
+        return copy
+
+    def _copied(self, step: int, node: fx.Node) -> fx.Node:
         shells = self._shells(step, node)
         for source in node.all_input_nodes:
             if source not in shells:
                 self.read(source)
-        self.copies[node] = copy = self.graph.node_copy(node, lambda s: shells[s] if s in shells else self.copies[s])
-        self.position_of[copy] = position
-        for result in self._results[node]:
-            self.copies[result] = self.graph.node_copy(result, self.copies.__getitem__)
+        return self.graph.node_copy(node, lambda s: shells[s] if s in shells else self.copies[s])
 
     def _shells(self, step: int, node: fx.Node) -> dict[fx.Node, fx.Node]:
         """Stand-ins for what is away while an op wants to know only its shape. A plan may count on those."""

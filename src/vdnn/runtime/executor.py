@@ -21,6 +21,7 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import Timeline
 from vdnn.runtime import handles
+from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.steps import Step, running
 from vdnn.runtime.transfers.base import Transfers
@@ -35,8 +36,8 @@ KEPT_TIMES = 1000
 class OrdinaryStep:
     """A step nobody watches."""
 
-    def __init__(self, journeys: Journeys) -> None:
-        self.journeys = journeys
+    def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
+        self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
 
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
@@ -93,12 +94,13 @@ class Executor:
         *,
         handle_position: int,
         num_saved: int,
-        transfers: Transfers | None = None,
+        transfers: Callable[[], Transfers],
     ) -> None:
         self.plan = plan
         self.measured = Measured()
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
         self._transfers = transfers
+        self.codes = Codes(plan, transfers)
         self._forward_program, self._backward_program = forward, backward
         self._is_watchable = forward.is_watchable and backward.is_watchable
         self._handle_position, self._num_saved = handle_position, num_saved
@@ -114,7 +116,7 @@ class Executor:
         if self.measured.timeline is None and self._is_watchable:
             return self._forward_watched(args)
         begin = time.perf_counter()
-        with running(OrdinaryStep(self._journeys())):
+        with running(OrdinaryStep(self._journeys(), self.codes)):
             results = self._forward_program.run(args)
         self.measured.forward_s.append(time.perf_counter() - begin)
         return results
@@ -132,7 +134,7 @@ class Executor:
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
-        step = WatchedStep(self.plan, self._schedule, self._journeys())
+        step = WatchedStep(self.plan, self._schedule, self._journeys(), self.codes)
         step.count_inputs(args, self._forward_program.constants)
         program = self._forward_program.run_marked()
         with step.tracker, running(step):
@@ -163,7 +165,7 @@ class Executor:
                 " replaced the handle to them by a copy. Call the virtualized model outside such hooks; it moves its"
                 " own saved tensors."
             )
-        return OrdinaryStep(self._journeys()) if step is None else step
+        return OrdinaryStep(self._journeys(), self.codes, is_lost=True) if step is None else step
 
 
 def _refuse_double_backward() -> None:

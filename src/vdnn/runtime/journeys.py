@@ -7,13 +7,15 @@ drops its tickets, and with them the room they took.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from vdnn.ir import Storage
 from vdnn.plan.actions import EncodeOffload, Offload
 from vdnn.plan.plan import Plan
+from vdnn.runtime.codes import all_bytes
 from vdnn.runtime.transfers.base import Ticket, Transfers
 
 
@@ -29,25 +31,28 @@ def trips_of(plan: Plan) -> Mapping[int, Trip]:
     """The decisions that travel, by their position in the plan."""
     storages = plan.problem.graph.storages
     return {
-        position: Trip(decision.action.tier, storages[decision.storage].nbytes)
+        position: Trip(decision.action.tier, _nbytes(decision.action, storages[decision.storage]))
         for position, decision in enumerate(plan.decisions)
         if isinstance(decision.action, Offload | EncodeOffload)
     }
 
 
+def _nbytes(action: Offload | EncodeOffload, storage: Storage) -> int:
+    return action.nbytes if isinstance(action, EncodeOffload) else storage.nbytes
+
+
 class Journeys:
-    def __init__(self, trips: Mapping[int, Trip], transfers: Transfers | None) -> None:
+    def __init__(self, trips: Mapping[int, Trip], transfers: Callable[[], Transfers]) -> None:
         self._trips = trips
-        self._transfers = transfers
+        self._open = transfers
         self._tickets: dict[int, Ticket] = {}
 
     @property
     def transfers(self) -> Transfers:
-        assert self._transfers is not None, "a plan without trips was asked to send something"
-        return self._transfers
+        return self._open()
 
     def send(self, decision: int, tensor: torch.Tensor) -> None:
-        self._tickets[decision] = self.transfers.send(_flat(tensor), self._trips[decision].tier)
+        self._tickets[decision] = self.transfers.send(all_bytes(tensor), self._trips[decision].tier)
 
     def leave(self, decision: int) -> None:
         if decision in self._tickets:
@@ -61,8 +66,3 @@ class Journeys:
     def arrive(self, decision: int) -> None:
         self.transfers.wait_fetched(self._tickets[decision])
 
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    """All bytes of a tensor's storage. Not an op of the model: no tracker should see it."""
-    with torch._C._DisableTorchDispatch():
-        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())

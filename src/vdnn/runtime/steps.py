@@ -1,7 +1,7 @@
 """The step that is running in this thread, and the calls that generated code makes to it.
 
 Generated forward and backward functions take nothing but tensors. What they tell the runtime (`mark`: an instruction
-begins) and ask of it (`open_handle`, and the four calls that move a storage) goes to the innermost step that this
+begins) and ask of it (`open_handle`, and the calls that move or encode a storage) goes to the innermost step that this
 thread has entered.
 """
 
@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 
 from vdnn.runtime import handles
+from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.journeys import Journeys
 
 
@@ -22,6 +23,8 @@ class Step(Protocol):
     """What generated code may use."""
 
     journeys: Journeys
+    codes: Codes
+    overflow: Overflow
 
     def mark(self, position: int) -> None: ...
 
@@ -66,6 +69,18 @@ def fetch(decision: int) -> torch.Tensor:
 
 def arrive(decision: int) -> None:
     _running.steps[-1].journeys.arrive(decision)
+
+
+def encode(decision: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The code of the storage that `tensor` lies in."""
+    step = _running.steps[-1]
+    return step.codes.encode(decision, tensor, step.overflow)
+
+
+def decode(decision: int, code: torch.Tensor) -> torch.Tensor:
+    """The bytes of the storage again."""
+    step = _running.steps[-1]
+    return step.codes.decode(decision, code, step.overflow)
 
 
 def look(

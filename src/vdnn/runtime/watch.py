@@ -18,6 +18,7 @@ from vdnn.ir import Role
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
 from vdnn.plan.timeline import COMPUTE, ROLES, Lane, Timeline
+from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.tracker import StorageTracker
 
@@ -25,8 +26,8 @@ from vdnn.runtime.tracker import StorageTracker
 class WatchedStep:
     """Follows one forward and its backward. `timeline` is there once the last instruction of the program has run."""
 
-    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys) -> None:
-        self.journeys = journeys
+    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, codes: Codes) -> None:
+        self.journeys, self.codes, self.overflow = journeys, codes, Overflow()
         self._graph, self._costs, self._program = plan.problem.graph, plan.problem.costs, program
         self._position = -1
         self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
@@ -85,7 +86,7 @@ class WatchedStep:
         if self._position < 0:
             return Role.FEATURE_MAP
         instruction = self._program[self._position]
-        if instruction.kind is Kind.FETCH:
+        if instruction.kind in (Kind.FETCH, Kind.ENCODE, Kind.DECODE):
             return self._graph.storages[instruction.storage].role
         writes = self._graph.ops[instruction.op].writes if instruction.op >= 0 else ()
         return self._role_of_value(writes[position]) if position < len(writes) else Role.FEATURE_MAP

@@ -1,0 +1,91 @@
+"""What a codec is: a shorter form of a storage that still holds what its later readers need.
+
+Enters: a storage and the codec's parameters. Leaves: how many bytes the code takes, what it costs, and functions that
+write the code and the storage again. The one idea: a codec is bound to one storage and works on its flat bytes, element
+by element, so views, strides and memory formats are none of its business.
+
+Nothing here imports torch. `Flat` is a flat array of bytes: numpy's on the CPU, a tensor on an accelerator; the kernels
+that are handed in belong to whichever it is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from vdnn.ir import Detail, Information, Need, Storage
+
+Flat = Any
+Kernels = Any
+"""A module of `codecs/kernels`: same functions, different memory."""
+
+ELEMENT_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "bool": 1, "uint8": 1, "int32": 4, "int64": 8}
+"""The dtypes that codecs know. A storage of any other is kept, offloaded or recomputed, never encoded."""
+
+
+@dataclass(frozen=True)
+class Codec(ABC):
+    """One encoding of one storage. `detail` holds its parameters, as a plan writes them down."""
+
+    storage: Storage
+    detail: Detail = ()
+
+    is_exact: ClassVar[bool] = True
+    """Whether what is served is served bit for bit."""
+
+    has_fixed_size: ClassVar[bool] = True
+    """Whether every content fits `nbytes`. Else `nbytes` is a bound that data can exceed."""
+
+    @property
+    def count(self) -> int:
+        return self.storage.nbytes // ELEMENT_NBYTES[self.storage.dtype]
+
+    @property
+    @abstractmethod
+    def is_possible(self) -> bool:
+        """Whether this storage can be encoded so at all."""
+
+    @abstractmethod
+    def serves(self, wanted: Information) -> bool:
+        """Whether a reader that takes `wanted` gets it from the code, or from what is decoded."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the code, or the bound that is planned for it."""
+
+    @property
+    def traffic_nbytes(self) -> int:
+        """Bytes that an encoder or a decoder reads and writes, from which its time is estimated."""
+        return self.storage.nbytes + self.nbytes
+
+    @abstractmethod
+    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
+        """Write the code; the bytes it needs. More than there are: the code is unusable."""
+
+    @abstractmethod
+    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None: ...
+
+
+def is_whole_elements(storage: Storage) -> bool:
+    """Whether the storage is a run of elements of a dtype we know."""
+    return storage.dtype in ELEMENT_NBYTES and storage.nbytes % ELEMENT_NBYTES[storage.dtype] == 0
+
+
+def needs_nothing(wanted: Information) -> bool:
+    return wanted.need in (Need.NOTHING, Need.SHAPE)
+
+
+def typed(raw: Flat, dtype: str) -> Flat:
+    """Raw bytes as elements: `float32`, `int64`, ..."""
+    if type(raw).__module__.split(".")[0] == "numpy":
+        return raw.view(dtype)
+    import torch
+
+    return raw.view(getattr(torch, dtype))
+
+
+def rounded_up(nbytes: int, to: int = 8) -> int:
+    """Sections of a code start on whole words."""
+    return -(-nbytes // to) * to

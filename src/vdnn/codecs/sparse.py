@@ -1,0 +1,160 @@
+"""Sparse storage, dense compute (Gist, section 3: SSDC): the elements that are not zero, and where they are.
+
+Two forms. With a bit mask: one bit per element, then the values; with fp32 values it breaks even at 3 % zeros. As
+published, CSR over rows of 256 elements, so that a column takes one byte: it breaks even at 20 % zeros and is the
+smaller one beyond 89 %. The values may be reduced floats, which is lossy.
+
+How many elements are not zero is known only when the data is there, so the detail is a bound: the density that is
+planned for. Data that is denser does not fit, and `encode` says so by the bytes it would have needed.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import ClassVar
+
+from vdnn.codecs.base import ELEMENT_NBYTES, Codec, Flat, Kernels, is_whole_elements, rounded_up, typed
+from vdnn.codecs.kernels.formats import reduced_nbytes
+from vdnn.codecs.kernels.sparse_layout import csr_value_nbytes, mask_nbytes, num_blocks, num_rows, values_nbytes
+from vdnn.ir import Information
+
+
+class Sparse(Codec):
+    """The bit-mask form: starts of blocks, mask, values."""
+
+    has_fixed_size: ClassVar[bool] = False
+    format: ClassVar[str] = "raw"
+
+    @property
+    def is_possible(self) -> bool:
+        widths = (2, 4) if self.format == "raw" else (4,)
+        is_float = self.storage.dtype in ("float32", "bfloat16", "float16")
+        return is_float and is_whole_elements(self.storage) and self.element_nbytes in widths and len(self.detail) == 1
+
+    @property
+    def element_nbytes(self) -> int:
+        return ELEMENT_NBYTES[self.storage.dtype]
+
+    @property
+    def max_values(self) -> int:
+        (density,) = self.detail
+        return min(ceil(self.count * density), self.count)
+
+    def serves(self, wanted: Information) -> bool:
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        return self._values_begin + rounded_up(self._values_nbytes)
+
+    @property
+    def traffic_nbytes(self) -> int:
+        # The source is read twice: where a thread's values begin is known once the others' have been counted.
+        return 2 * self.storage.nbytes + self.nbytes
+
+    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
+        starts, bits, values = self._sections(code)
+        needed = kernels.sparse_encode(source, self.element_nbytes, self.format, bits, starts, values)
+        return self._values_begin + int(needed)
+
+    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
+        starts, bits, values = self._sections(code)
+        kernels.sparse_decode(bits, starts, values, self.element_nbytes, self.format, target)
+
+    def density(self, needed_nbytes: int) -> float:
+        """The share of elements that are not zero, from what `encode` returned; exact for values that are not
+        reduced."""
+        width = self.element_nbytes if self.format == "raw" else reduced_nbytes(3, self.format) / 3
+        return (needed_nbytes - self._values_begin) / width / max(self.count, 1)
+
+    @property
+    def _bits_begin(self) -> int:
+        return 8 * (num_blocks(self.count) + 1)
+
+    @property
+    def _values_begin(self) -> int:
+        return self._bits_begin + rounded_up(mask_nbytes(self.count))
+
+    @property
+    def _values_nbytes(self) -> int:
+        # fp10 packs three values to a word block by block: each block may leave a word unfilled.
+        padding = 4 * num_blocks(self.count) if self.format == "fp10" else 0
+        return values_nbytes(self.max_values, self.element_nbytes, self.format) + padding
+
+    def _sections(self, code: Flat) -> tuple[Flat, Flat, Flat]:
+        starts = typed(code[: self._bits_begin], "int64")
+        return starts, code[self._bits_begin :][: mask_nbytes(self.count)], code[self._values_begin :]
+
+
+class SparseCsr(Sparse):
+    """The published form: row pointers, columns, values."""
+
+    @property
+    def is_possible(self) -> bool:
+        return super().is_possible and self.element_nbytes == 4 and self.count < 2**32  # row pointers have 4 bytes
+
+    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
+        rows, columns, values = self._sections(code)
+        found = int(kernels.csr_encode(source, self.format, rows, columns, values))
+        begin = self._columns_begin if found <= self.max_values else self.nbytes  # what is too much exceeds the padding
+        return begin + found * (1 + self._value_nbytes)
+
+    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
+        rows, columns, values = self._sections(code)
+        kernels.csr_decode(rows, columns, values, self.format, target)
+
+    def density(self, needed_nbytes: int) -> float:
+        begin = self._columns_begin if needed_nbytes <= self.nbytes else self.nbytes
+        return (needed_nbytes - begin) / (1 + self._value_nbytes) / max(self.count, 1)
+
+    @property
+    def _value_nbytes(self) -> int:
+        return csr_value_nbytes(self.format)
+
+    @property
+    def _rows_nbytes(self) -> int:
+        return 4 * (num_rows(self.count) + 1)
+
+    @property
+    def _columns_begin(self) -> int:
+        return rounded_up(self._rows_nbytes)
+
+    @property
+    def _values_begin(self) -> int:
+        return self._columns_begin + rounded_up(self.max_values)
+
+    @property
+    def _values_nbytes(self) -> int:
+        return self.max_values * self._value_nbytes
+
+    def _sections(self, code: Flat) -> tuple[Flat, Flat, Flat]:
+        rows = typed(code[: self._rows_nbytes], "uint32")
+        return rows, code[self._columns_begin :][: self.max_values], code[self._values_begin :][: self._values_nbytes]
+
+
+class _Lossy(Sparse):
+    is_exact: ClassVar[bool] = False
+
+
+class SparseFp16(_Lossy):
+    format = "fp16"
+
+
+class SparseBf16(_Lossy):
+    format = "bf16"
+
+
+class SparseFp10(_Lossy):
+    format = "fp10"
+
+
+class SparseFp8(_Lossy):
+    format = "fp8"
+
+
+class CsrFp16(SparseCsr, _Lossy):
+    format = "fp16"
+
+
+class CsrFp8(SparseCsr, _Lossy):
+    format = "fp8"

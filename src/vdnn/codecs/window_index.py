@@ -1,0 +1,48 @@
+"""Window index: where in its window a max-pool found the maximum. PyTorch keeps 8 bytes for it, 4 bits are enough.
+
+Gist (section 3: Binarize) keeps the position within the window, which has at most 16 places up to 4 x 4; larger windows
+take a byte. The detail is the geometry of the pooling, flat; see `codecs/kernels/window.py`.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from vdnn.codecs.base import Codec, Flat, Kernels, is_whole_elements, needs_nothing, typed
+from vdnn.codecs.kernels.window import Window
+from vdnn.ir import Detail, Information, Need
+
+MAX_WINDOW = 256
+"""Places in a window that a byte can tell apart."""
+
+
+def window_of(detail: Detail) -> Window:
+    triples = [tuple(int(x) for x in detail[start : start + 3]) for start in range(0, 18, 3)]
+    return Window(*triples, outer=int(detail[18]), inner=int(detail[19]))  # type: ignore[arg-type]
+
+
+class WindowIndex(Codec):
+    @property
+    def window(self) -> Window:
+        return window_of(self.detail)
+
+    @property
+    def is_possible(self) -> bool:
+        if self.storage.dtype != "int64" or not is_whole_elements(self.storage) or len(self.detail) != 20:
+            return False
+        return prod(self.detail[:3]) <= MAX_WINDOW and self.window.num_codes == self.count
+
+    def serves(self, wanted: Information) -> bool:
+        # What is decoded are the indices themselves: a reader that takes all of them is served too.
+        return needs_nothing(wanted) or wanted.need is Need.ALL or wanted == Information(Need.WINDOW_INDEX, self.detail)
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.count * self.window.code_bits // 8)
+
+    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
+        kernels.pack_window(typed(source, "int64"), self.window, code)
+        return self.nbytes
+
+    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
+        kernels.unpack_window(code, self.window, typed(target, "int64"))
