@@ -1,0 +1,429 @@
+"""The Triton kernels have the bits of the numpy reference, and compile for GPUs. No GPU is needed.
+
+They run on the CPU in Triton's interpreter, in a child process. What that cannot show, a GPU's own arithmetic, is read
+from the code they compile to: subnormals are not flushed, products and sums are not fused.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from triton_child import (
+    First,
+    Outcome,
+    child,
+    compile_only,
+    compiled,
+    import_error_without_triton,
+    interpret,
+    reference_outcome,
+    triton_outcome,
+)
+
+from vdnn.codecs.kernels import reference
+from vdnn.codecs.kernels.dtypes import FLOATS, NBYTES_PER_ELEMENT
+from vdnn.codecs.kernels.formats import FORMATS, reduced_nbytes
+from vdnn.codecs.kernels.sparse_layout import (
+    CSR_FORMATS,
+    MASK_FORMATS,
+    csr_value_nbytes,
+    largest_values_nbytes,
+    mask_nbytes,
+    num_blocks,
+    num_rows,
+)
+from vdnn.codecs.kernels.tests_of_elements import Test
+from vdnn.codecs.kernels.window import Window
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="needs Triton, which exists for Linux: pip install triton"
+)
+
+GUARD = 64  # bytes past the room that is given, which must stay as they are
+LOW, HIGH = 0.1, 0.7  # neither is a float32, so they must be rounded to the type that is compared
+FLOAT32_EDGES = (0, 0x80000000, 1, 0x807FFFFF, 0x00800000, 0x7F800000, 0xFF800000, 0x7FC12345, 0xFF800001, 0x3F800000)
+FLOAT16_EDGES = (0, 0x8000, 1, 0x83FF, 0x0400, 0x7C00, 0xFC00, 0x7E12, 0xFC01, 0x3C00)
+BFLOAT16_EDGES = (0, 0x8000, 1, 0x807F, 0x0080, 0x7F80, 0xFF80, 0x7FC1, 0xFF81, 0x3F80)
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    """Calls a Triton kernel, by name, in a child process that interprets it."""
+    with child(interpret) as pool:
+        yield lambda name, *args: pool.submit(triton_outcome, name, *args).result()
+
+
+def same(left: Outcome, right: Outcome) -> bool:
+    """Equal results and equal bytes in every array."""
+    pairs = zip(left.arrays, right.arrays, strict=True)
+    return left.result == right.result and all(a.tobytes() == b.tobytes() for a, b in pairs)
+
+
+def agrees(run: Run, name: str, *args: Any) -> bool:
+    return same(run(name, *args), reference_outcome(name, *args))
+
+
+def raw(dtype: str, n: int) -> np.ndarray:
+    """Random bits, and first of all zeros, subnormals, infinities, NaN with payloads and the bounds themselves."""
+    rng = np.random.default_rng(n)
+    data = rng.integers(0, 256, n * NBYTES_PER_ELEMENT[dtype], dtype=np.uint8)
+    edges = {
+        "float32": np.array(FLOAT32_EDGES, np.uint32),
+        "float64": np.append(
+            np.array(FLOAT32_EDGES, np.uint64) << np.uint64(32), np.array([LOW, HIGH]).view(np.uint64)
+        ),
+        "float16": np.array(FLOAT16_EDGES, np.uint16),
+        "bfloat16": np.array(BFLOAT16_EDGES, np.uint16),
+    }.get(dtype, np.zeros(0, np.uint8))
+    if dtype == "float32":
+        edges = np.append(edges, np.array([LOW, HIGH], np.float32).view(np.uint32))
+    count = min(len(edges.view(np.uint8)), len(data))
+    data[:count] = edges.view(np.uint8)[:count]
+    return data
+
+
+def bits_for(n: int) -> np.ndarray:
+    return np.random.default_rng(n + 1).integers(0, 256, mask_nbytes(n), dtype=np.uint8)
+
+
+def sparse(n: int, nbytes: int, density: float) -> np.ndarray:
+    """Raw elements of which a share is not zero; -0.0, NaN and subnormals are among those."""
+    data = raw({2: "float16", 4: "float32"}[nbytes], n).view(f"u{nbytes}")
+    data[np.random.default_rng(n + 2).random(n) >= density] = 0
+    return data.view(np.uint8)
+
+
+def filled(count: int, dtype: str = "uint8") -> np.ndarray:
+    """Memory that was something else before."""
+    return np.full(count, 0xA5, dtype)
+
+
+@pytest.mark.parametrize("test", list(Test), ids=lambda test: test.name)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_mask_of_floats_has_the_references_answers(run: Run, dtype: str, test: Test) -> None:
+    assert agrees(run, "pack_mask", raw(dtype, 2051), dtype, test, LOW, HIGH, filled(mask_nbytes(2051)))
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int16", "int32", "int64"])
+def test_a_mask_of_integers_says_which_are_not_zero(run: Run, dtype: str) -> None:
+    source = raw(dtype, 2051) * (np.arange(2051 * NBYTES_PER_ELEMENT[dtype]) % 5 == 0)
+    assert agrees(run, "pack_mask", source.astype(np.uint8), dtype, Test.NONZERO, 0.0, 0.0, filled(mask_nbytes(2051)))
+
+
+@pytest.mark.parametrize("bound", [1e300, -0.0, float("inf"), 5e-324])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bounds_are_rounded_as_the_reference_rounds_them(run: Run, dtype: str, bound: float) -> None:
+    assert agrees(run, "pack_mask", raw(dtype, 77), dtype, Test.INSIDE, -bound, bound, filled(mask_nbytes(77)))
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "bool"])
+def test_a_mask_is_unpacked_into_two_values(run: Run, dtype: str) -> None:
+    target = filled(2051 * NBYTES_PER_ELEMENT[dtype])
+    assert agrees(run, "unpack_mask", bits_for(2051), target, dtype, 1 / 0.9, -0.0)
+
+
+@pytest.mark.parametrize(
+    ("on", "off", "zero_off"), [(1.0, 0.0, True), (1.0, 0.01, False), (1 / 0.9, 0.0, False), (-2.0, 1.0, False)]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_masked_gradient_has_the_references_bits(run: Run, dtype: str, on: float, off: float, zero_off: bool) -> None:
+    gradient = raw(dtype, 2051)
+    assert agrees(run, "masked_gradient", gradient, bits_for(2051), filled(len(gradient)), dtype, on, off, zero_off)
+
+
+def test_a_gradient_is_masked_in_place(run: Run) -> None:
+    gradient = raw("float32", 2051)
+    assert agrees(run, "masked_gradient", gradient, bits_for(2051), gradient, "float32", 1.0, 0.01, False)
+
+
+def test_a_factor_of_one_keeps_every_bit_of_the_gradient(run: Run) -> None:
+    gradient, all_set = raw("float32", 2051), np.full(mask_nbytes(2051), 255, np.uint8)
+    done = run("masked_gradient", gradient, all_set, filled(len(gradient)), "float32", 1.0, 0.0, True)
+    assert done.arrays[2].tobytes() == gradient.tobytes()
+
+
+POOLINGS = {
+    "halving": ((2, 2), (2, 2), (0, 0), (1, 1), (2, 3, 9, 8)),
+    "overlapping": ((3, 3), (2, 2), (1, 1), (1, 1), (2, 3, 13, 10)),
+    "every-position": ((3, 2), (1, 1), (1, 0), (1, 1), (1, 3, 7, 9)),
+    "dilated": ((2, 3), (2, 1), (1, 1), (3, 2), (1, 2, 13, 11)),
+    "gaps": ((2, 2), (4, 3), (0, 0), (1, 1), (1, 2, 13, 11)),
+    "one-byte-codes": ((5, 4), (2, 3), (2, 2), (1, 1), (1, 2, 14, 13)),
+    "three-dimensions": ((2, 3, 2), (1, 2, 2), (1, 1, 0), (1, 1, 2), (1, 2, 5, 6, 7)),
+}
+LAYOUTS = {False: "contiguous", True: "channels_last"}
+
+
+class Pooled:
+    """A max pooling of random numbers, flat in its memory order: aten's indices, a gradient, and the geometry."""
+
+    def __init__(self, name: str, is_last: bool) -> None:
+        kernel, stride, padding, dilation, shape = POOLINGS[name]
+        pool = functional.max_pool2d if len(kernel) == 2 else functional.max_pool3d
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(shape, generator=generator)
+        _, indices = pool(x, kernel, stride, padding, dilation, return_indices=True)
+        outer, inner = (shape[0], shape[1]) if is_last else (shape[0] * shape[1], 1)
+        extents = (in_three(e, fill) for e, fill in ((kernel, 1), (stride, 1), (padding, 0), (dilation, 1)))
+        self.window = Window(*extents, in_three(shape[2:], 1), in_three(indices.shape[2:], 1), outer, inner)
+        self.indices = (indices.movedim(1, -1) if is_last else indices).flatten().numpy()
+        self.gradient = torch.randn(len(self.indices), generator=generator).numpy()
+
+    @property
+    def codes(self) -> np.ndarray:
+        return reference_outcome("pack_window", self.indices, self.window, filled(self.window.codes_nbytes)).arrays[1]
+
+
+def in_three(extents: tuple[int, ...], fill: int) -> tuple[int, int, int]:
+    depth, height, width = (fill,) * (3 - len(extents)) + tuple(extents)
+    return depth, height, width
+
+
+@pytest.fixture(params=POOLINGS)
+def pooling(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=LAYOUTS, ids=LAYOUTS.get)
+def pooled(request: pytest.FixtureRequest, pooling: str) -> Pooled:
+    return Pooled(pooling, request.param)
+
+
+def test_window_codes_are_the_references(run: Run, pooled: Pooled) -> None:
+    assert agrees(run, "pack_window", pooled.indices, pooled.window, filled(pooled.window.codes_nbytes))
+
+
+def test_window_codes_become_atens_indices_again(run: Run, pooled: Pooled) -> None:
+    done = run("unpack_window", pooled.codes, pooled.window, np.zeros_like(pooled.indices))
+    assert np.array_equal(done.arrays[1], pooled.indices)
+
+
+def test_the_gradient_of_a_pooling_has_the_references_bits(run: Run, pooled: Pooled) -> None:
+    target = filled(pooled.window.num_inputs, "float32")
+    assert agrees(run, "window_backward", pooled.gradient, pooled.codes, pooled.window, target)
+
+
+def test_gradients_that_are_not_numbers_stay_with_the_inputs_they_belong_to(run: Run) -> None:
+    pooled = Pooled("overlapping", False)
+    pooled.gradient[::7] = np.resize([np.inf, -np.inf, np.nan, -0.0, 1e-45], len(pooled.gradient[::7]))
+    target = filled(pooled.window.num_inputs, "float32")
+    assert agrees(run, "window_backward", pooled.gradient, pooled.codes, pooled.window, target)
+
+
+def test_offsets_past_two_billion_are_counted_in_64_bits(run: Run) -> None:
+    """The tensors are the first planes of a pooling that has many more."""
+    pooled = Pooled("overlapping", True)
+    window, target = replace(pooled.window, outer=2**31), filled(pooled.window.num_inputs, "float32")
+    assert agrees(run, "pack_window", pooled.indices, window, filled(pooled.window.codes_nbytes))
+    assert agrees(run, "window_backward", pooled.gradient, pooled.codes, window, target)
+
+
+@pytest.mark.parametrize("wrong", [-1, 10**12, 5])
+def test_the_first_index_outside_its_window_is_named(run: Run, wrong: int) -> None:
+    pooled = Pooled("overlapping", False)
+    pooled.indices[[77, 140]] = wrong
+    args = pooled.indices, pooled.window, filled(pooled.window.codes_nbytes)
+    with pytest.raises(ValueError, match=rf"^element 77 has index {wrong}, which is not in its window") as ours:
+        run("pack_window", *args)
+    with pytest.raises(ValueError, match="element 77") as theirs:
+        reference_outcome("pack_window", *args)
+    assert str(ours.value) == str(theirs.value)
+
+
+def rounding_borders(format: str) -> np.ndarray:
+    """Each exponent of float32 with mantissas on, and one place beside, numbers of the format and halves between."""
+    half = 1 << (22 - FORMATS[format].mantissa_bits)
+    near = (np.array([0, 1, 2, 3, 4]) * half)[:, None] + np.array([-1, 0, 1])
+    top = 2**23 - near
+    mantissas = np.unique(np.concatenate([near, top]).clip(0, 2**23 - 1))
+    magnitudes = (np.arange(256)[:, None] << 23 | mantissas).reshape(-1).astype(np.uint32)
+    return np.concatenate([magnitudes, magnitudes | np.uint32(0x80000000), raw("float32", 1001).view(np.uint32)])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_floats_are_rounded_as_in_the_reference(run: Run, format: str) -> None:
+    source = rounding_borders(format).view(np.float32)
+    assert agrees(run, "reduce", source, format, filled(reduced_nbytes(len(source), format)))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_code_is_read_as_in_the_reference(run: Run, format: str) -> None:
+    if format == "fp10":
+        codes = np.resize(np.arange(1024, dtype=np.uint32), 3 * 1024).reshape(-1, 3)
+        packed = codes[:, 0] | codes[:, 1] << np.uint32(10) | codes[:, 2] << np.uint32(20)
+    else:
+        packed = np.arange(1 << (8 * reduced_nbytes(1, format))).astype(f"u{reduced_nbytes(1, format)}")
+    count = len(packed) * FORMATS[format].values_per_group
+    assert agrees(run, "expand", packed.view(np.uint8), format, filled(count, "float32"))
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 3073])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_last_group_that_is_not_full_is_padded_with_zeros(run: Run, format: str, n: int) -> None:
+    source = raw("float32", n).view(np.float32)
+    room = First(filled(reduced_nbytes(n, format) + GUARD), reduced_nbytes(n, format))
+    assert agrees(run, "reduce", source, format, room)
+
+
+def mask_form(n: int, nbytes: int, format: str, density: float, room: float = 1.0) -> tuple[Any, ...]:
+    """Arguments of sparse_encode, with room for a share of what the data could need."""
+    capacity = int(largest_values_nbytes(n, nbytes, format) * room)
+    values = First(filled(capacity + GUARD), capacity)
+    outputs = filled(mask_nbytes(n)), filled(num_blocks(n) + 1, "int64"), values
+    return sparse(n, nbytes, density), nbytes, format, *outputs
+
+
+def csr_form(n: int, format: str, density: float, room: float = 1.0) -> tuple[Any, ...]:
+    capacity, width = int(n * room), csr_value_nbytes(format)
+    columns, values = (First(filled(capacity * size + GUARD), capacity * size) for size in (1, width))
+    return sparse(n, 4, density), format, filled(num_rows(n) + 1, "uint32"), columns, values
+
+
+def written(done: Outcome, *parts: int) -> Outcome:
+    """The outcome with the last arrays cut to what was needed: past that their content is undefined."""
+    kept = len(done.arrays) - len(parts)
+    cut = [array[:part] for array, part in zip(done.arrays[kept:], parts, strict=True)]
+    return Outcome(done.result, done.arrays[:kept] + cut)
+
+
+VALUES = [(2, "raw"), *((4, format) for format in MASK_FORMATS)]
+
+
+@pytest.mark.parametrize("density", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("nbytes", "format"), VALUES)
+def test_the_mask_form_has_the_references_bytes(run: Run, nbytes: int, format: str, density: float) -> None:
+    args = mask_form(9001, nbytes, format, density)
+    ours, theirs = run("sparse_encode", *args), reference_outcome("sparse_encode", *args)
+    assert same(written(ours, theirs.result), written(theirs, theirs.result))
+
+
+@pytest.mark.parametrize("density", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("nbytes", "format"), VALUES)
+def test_the_mask_form_is_read_as_in_the_reference(run: Run, nbytes: int, format: str, density: float) -> None:
+    source, bits, starts, values = reference_outcome("sparse_encode", *mask_form(9001, nbytes, format, density)).arrays
+    assert agrees(run, "sparse_decode", bits, starts, values, nbytes, format, filled(len(source)))
+
+
+@pytest.mark.parametrize("room", [0.0, 0.3])
+@pytest.mark.parametrize(("nbytes", "format"), VALUES)
+def test_values_that_need_more_room_are_counted_and_not_written_past_it(
+    run: Run, nbytes: int, format: str, room: float
+) -> None:
+    args = mask_form(9001, nbytes, format, 0.9, room)
+    done = run("sparse_encode", *args)
+    assert done.result == reference_outcome("sparse_encode", *args).result > args[-1].count
+    assert done.arrays[-1][args[-1].count :].tobytes() == filled(GUARD).tobytes()
+
+
+@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("format", CSR_FORMATS)
+def test_the_csr_form_has_the_references_bytes(run: Run, format: str, density: float) -> None:
+    args = csr_form(9001, format, density)
+    ours, theirs = run("csr_encode", *args), reference_outcome("csr_encode", *args)
+    parts = theirs.result, theirs.result * csr_value_nbytes(format)
+    assert same(written(ours, *parts), written(theirs, *parts))
+
+
+@pytest.mark.parametrize("density", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("format", CSR_FORMATS)
+def test_the_csr_form_is_read_as_in_the_reference(run: Run, format: str, density: float) -> None:
+    source, rows, columns, values = reference_outcome("csr_encode", *csr_form(9001, format, density)).arrays
+    assert agrees(run, "csr_decode", rows, columns, values, format, filled(len(source)))
+
+
+@pytest.mark.parametrize("room", [0.0, 0.3])
+@pytest.mark.parametrize("format", CSR_FORMATS)
+def test_csr_values_that_need_more_room_are_counted_and_not_written_past_it(run: Run, format: str, room: float) -> None:
+    args = csr_form(9001, format, 0.9, room)
+    done = run("csr_encode", *args)
+    assert done.result == reference_outcome("csr_encode", *args).result > args[-2].count
+    past = [array[part.count :].tobytes() for array, part in zip(done.arrays[-2:], args[-2:], strict=True)]
+    assert past == [filled(GUARD).tobytes()] * 2
+
+
+def calls(n: int, formats: tuple[str, ...] = MASK_FORMATS) -> list[tuple[Any, ...]]:
+    """Every function, on n elements or n planes."""
+    floats, bits = raw("float32", n), bits_for(n)
+    window = Window((1, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), (1, 8, 8), (1, 4, 4), n, 1)
+    indices = np.tile(np.add.outer(np.arange(0, 64, 16), np.arange(0, 8, 2)).reshape(-1), n)
+    codes = filled(window.codes_nbytes)
+    made: list[tuple[Any, ...]] = [
+        ("unpack_mask", bits, floats, "float32", 1.0, 0.0),
+        ("masked_gradient", floats, bits, floats, "float32", 1.1, 0.1, False),
+        ("pack_window", indices, window, codes),
+        ("unpack_window", codes, window, indices),
+        ("window_backward", np.ones(window.num_codes, np.float32), codes * 0, window, filled(64 * n, "float32")),
+    ]
+    made += [("pack_mask", raw(dtype, n), dtype, Test.INSIDE, LOW, HIGH, bits) for dtype in FLOATS]
+    for format in FORMATS.keys() & formats:
+        packed = filled(reduced_nbytes(n, format))
+        made += [
+            ("reduce", floats.view(np.float32), format, packed),
+            ("expand", packed, format, floats.view(np.float32)),
+        ]
+    for format in formats:
+        made.append(("sparse_encode", *mask_form(n, 4, format, 0.5)))
+        encoded = reference_outcome(*made[-1])
+        made.append(("sparse_decode", *encoded.arrays[1:], 4, format, floats))
+    for format in set(CSR_FORMATS) & set(formats):
+        made.append(("csr_encode", *csr_form(n, format, 0.5)))
+        made.append(("csr_decode", *reference_outcome(*made[-1]).arrays[1:], format, floats))
+    return made
+
+
+def test_nothing_comes_of_nothing(run: Run) -> None:
+    different = [call[0] for call in calls(0) if not agrees(run, *call)]
+    assert different == []
+
+
+def test_the_functions_and_their_parameters_are_the_references() -> None:
+    from vdnn.codecs.kernels import triton_kernels
+
+    assert triton_kernels.__all__ == reference.__all__
+    for name in reference.__all__:
+        ours, theirs = (inspect.signature(getattr(module, name)) for module in (triton_kernels, reference))
+        assert list(ours.parameters) == list(theirs.parameters), name
+
+
+def test_where_triton_is_missing_the_message_says_what_to_install() -> None:
+    with child(interpret) as pool:
+        assert "needs Triton, and this Python has none" in pool.submit(import_error_without_triton).result()
+
+
+TARGETS = {
+    "A100": (("cuda", 80, 32), ".ftz", "fma.rn"),
+    "MI300": (("hip", "gfx942", 64), "float_denorm_mode_32 0", "v_fma_f32"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", TARGETS)
+def test_every_kernel_compiles_for_a_gpu_without_flushing_or_fusing(gpu: str, tmp_path: Path) -> None:
+    """A flushed subnormal or a fused multiply-add would change bits, and the interpreter would not show it."""
+    target, *inexact = TARGETS[gpu]
+    with child(compile_only, str(tmp_path)) as pool:
+        kernels = pool.submit(compiled, *target, calls(5000, ("fp10", "fp16"))).result()
+    assert {name for name, assembly, size in kernels if size == 0 or any(word in assembly for word in inexact)} == set()
+    assert {name for name, *_ in kernels} == all_kernels()
+
+
+def all_kernels() -> set[str]:
+    """What is launched: the compiled functions whose names begin with an underscore; the others are parts of these."""
+    from triton.runtime.jit import JITFunction
+
+    from vdnn.codecs.kernels import triton_csr, triton_floats, triton_masks, triton_sparse, triton_windows
+
+    modules = triton_csr, triton_floats, triton_masks, triton_sparse, triton_windows
+    found = ((module.__name__, name, value) for module in modules for name, value in vars(module).items())
+    return {f"{module}.{name}" for module, name, value in found if isinstance(value, JITFunction) and name[0] == "_"}
