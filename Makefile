@@ -17,7 +17,7 @@ help: ## Say what each target does
 
 setup: $(INSTALLED) ## Make .venv and install vdnn with its development tools; instant when nothing changed
 
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/vdnn/codecs/kernels/csrc/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "vdnn needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make setup PYTHON=python3.11" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
 """The environment variables vdnn reads, all of them: no other file looks at `os.environ`.
 
-Enters: the process's environment. Leaves: paths. Everything else arrives as an argument. `docs/environment.md` lists
-the variables.
+Enters: the process's environment. Leaves: paths and one switch. Everything else arrives as an argument.
+`docs/environment.md` lists the variables.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 
 CACHE_DIR = "VDNN_CACHE_DIR"
 DISK_DIR = "VDNN_DISK_DIR"
+NATIVE = "VDNN_NATIVE"
 
 
 def cache_dir() -> Path:
@@ -31,3 +32,8 @@ def disk_dir() -> Path:
         return Path(configured).expanduser()
     persistent = Path("/var/tmp")
     return persistent if os.access(persistent, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def native_kernels() -> bool:
+    """Whether codecs may use their C kernels; "0" leaves the numpy ones, to compare or to rule the C ones out."""
+    return os.environ.get(NATIVE) != "0"

@@ -13,7 +13,7 @@ from enum import IntEnum
 class Test(IntEnum):
     """Which elements get a 1. Bounds are compared in the element's type; 16-bit floats are widened to float32 first.
 
-    The numbers are those of `enum test` in native/kernels.h.
+    The numbers are those of `enum test` in csrc/kernels.h.
     """
 
     __test__ = False  # keeps pytest from taking the class for a collection of tests
