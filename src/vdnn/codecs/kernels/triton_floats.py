@@ -98,29 +98,43 @@ def values_of(code: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def _reduce(source: tl.tensor, target: tl.tensor, n: tl.int64, LAYOUT: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _reduce(
+    source: tl.tensor,
+    target: tl.tensor,
+    n: tl.int64,
+    LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     word = tl.zeros([BLOCK], tl.int32)
-    for lane in tl.static_range(LAYOUT.group):
-        at = group * LAYOUT.group + lane
+    for lane in tl.static_range(GROUP):
+        at = group * GROUP + lane
         bits = tl.load(source + at, mask=at < n, other=0)
         word |= codes_of(bits, LAYOUT) << (10 * lane)
-    tl.store(target + group, word.to(target.dtype.element_ty), mask=group * LAYOUT.group < n)
+    tl.store(target + group, word.to(target.dtype.element_ty), mask=group * GROUP < n)
 
 
 def reduce(source: torch.Tensor, format: str, target: torch.Tensor, *, threads: int | None = None) -> None:
     """float32 values in `format`, packed into `target`."""
     n, layout, group_nbytes = source.numel(), layout_of(format), format_of(format).group_nbytes
     words, programs = elements(target, group_nbytes), num_programs(n, BLOCK * layout.group)
-    launch(_reduce, programs, source.view(torch.int32), words, n, LAYOUT=layout, BLOCK=BLOCK)
+    launch(_reduce, programs, source.view(torch.int32), words, n, LAYOUT=layout, GROUP=layout.group, BLOCK=BLOCK)
 
 
 @triton.jit
-def _expand(source: tl.tensor, target: tl.tensor, n: tl.int64, LAYOUT: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _expand(
+    source: tl.tensor,
+    target: tl.tensor,
+    n: tl.int64,
+    LAYOUT: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     group = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(source + group, mask=group * LAYOUT.group < n, other=0).to(tl.int32)
-    for lane in tl.static_range(LAYOUT.group):
-        at = group * LAYOUT.group + lane
+    word = tl.load(source + group, mask=group * GROUP < n, other=0).to(tl.int32)
+    for lane in tl.static_range(GROUP):
+        at = group * GROUP + lane
         tl.store(target + at, values_of(code_in(word, lane, LAYOUT), LAYOUT), mask=at < n)
 
 
@@ -134,4 +148,4 @@ def expand(source: torch.Tensor, format: str, target: torch.Tensor, *, threads: 
     """Packed codes as float32 values; how many there are is target's length."""
     n, layout, group_nbytes = target.numel(), layout_of(format), format_of(format).group_nbytes
     words, programs = elements(source, group_nbytes), num_programs(n, BLOCK * layout.group)
-    launch(_expand, programs, words, target.view(torch.int32), n, LAYOUT=layout, BLOCK=BLOCK)
+    launch(_expand, programs, words, target.view(torch.int32), n, LAYOUT=layout, GROUP=layout.group, BLOCK=BLOCK)

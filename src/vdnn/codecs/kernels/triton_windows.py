@@ -154,10 +154,9 @@ def _unpack_window(
     at = tl.program_id(0).to(OFFSET) * BLOCK + tl.arange(0, BLOCK)
     code = code_at(codes, at, at < m, GEOMETRY)
     _, out_depth, out_height, out_width, _ = plane_position(at, output, inner)
-    _, tap_depth, tap_height, tap_width, _ = plane_position(code, GEOMETRY.kernel, 1)
-    depth = looked_at(out_depth, tap_depth, 0, GEOMETRY)
-    height = looked_at(out_height, tap_height, 1, GEOMETRY)
-    width = looked_at(out_width, tap_width, 2, GEOMETRY)
+    depth = looked_at(out_depth, code // (GEOMETRY.kernel[1] * GEOMETRY.kernel[2]), 0, GEOMETRY)
+    height = looked_at(out_height, code // GEOMETRY.kernel[2] % GEOMETRY.kernel[1], 1, GEOMETRY)
+    width = looked_at(out_width, code % GEOMETRY.kernel[2], 2, GEOMETRY)
     index = (depth.to(tl.int64) * input[1] + height) * input[2] + width
     tl.store(indices + at, index, mask=at < m)
 
