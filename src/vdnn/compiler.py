@@ -27,14 +27,18 @@ from vdnn.cost.table import CostTable
 from vdnn.op_calls import op_calls
 from vdnn.optimizers import with_optimizer_state
 from vdnn.options import Options
+from vdnn.errors import Infeasible
 from vdnn.plan.budget import resolve_budget
+from vdnn.plan.exact import exact_counterpart
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
 from vdnn.rewrite.boxed import boxed, program
-from vdnn.rewrite.halves import cut
+from vdnn.rewrite.halves import Half, cut
+from vdnn.runtime.codes import codecs_of
 from vdnn.runtime.executor import BoxedCall, Executor
+from vdnn.runtime.gradient_error import Witness
 from vdnn.runtime.journeys import trips_of
 from vdnn.session import Session
 from vdnn.units import format_nbytes
@@ -74,17 +78,47 @@ def compile_joint(
     lowered, plan = plan_joint(joint, num_forward_outputs, plain, session.options, session.next_name())
     if trips_of(plan):
         session.transfers()  # opened now, so that a tier that cannot be had is known before the first step
-    forward, backward = cut(joint, lowered, plan, num_forward_outputs)
-    executor = Executor(
+    halves = cut(joint, lowered, plan, num_forward_outputs)
+    witness = None
+    if any(not codec.is_exact for codec in codecs_of(plan).values()):
+        witness = _witness(joint, lowered, plan, num_forward_outputs, session)
+    executor = _executor(plan, halves, session, witness=witness)
+    session.add(executor)
+    return halves[0].module, halves[1].module, executor
+
+
+def _executor(plan: Plan, halves: tuple[Half, Half], session: Session, **options: Any) -> Executor:
+    forward, backward = halves
+    return Executor(
         plan,
         program(forward),
         program(backward),
         handle_position=backward.handle_position,
         num_saved=backward.num_saved,
         transfers=session.transfers,
+        **options,
     )
-    session.add(executor)
-    return forward.module, backward.module, executor
+
+
+def _witness(
+    joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int, session: Session
+) -> Witness:
+    """What will repeat the first step exactly. It is cut now, while the joint graph is at hand, and built when wanted."""
+    graph = plan.problem.graph
+    try:
+        exact_plan = exact_counterpart(plan)
+    except Infeasible as reason:
+        words = f"the exact step does not fit beside its gradients: it needs {format_nbytes(reason.minimum_nbytes)}"
+        return Witness(graph, (), lambda: words)
+    halves = cut(joint, lowered, exact_plan, num_forward_outputs)
+    gradients: Sequence[Any] = joint.graph.output_node().args[0][num_forward_outputs:]  # type: ignore[index]
+    names = [_gradient_name(lowered, node) for node in gradients]
+    return Witness(graph, names, lambda: _executor(exact_plan, halves, session, watched=False))
+
+
+def _gradient_name(lowered: Lowered, node: Any) -> str:
+    value = lowered.value_of_node.get(node)
+    return "" if value is None else lowered.graph.storages[lowered.graph.values[value].storage].name
 
 
 @dataclass

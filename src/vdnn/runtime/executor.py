@@ -22,6 +22,7 @@ from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import Timeline
 from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
+from vdnn.runtime.gradient_error import GradientError, Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.steps import Step, running
 from vdnn.runtime.transfers.base import Transfers
@@ -38,6 +39,7 @@ class OrdinaryStep:
 
     def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
+        self.remembered: Remembered | None = None
 
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
@@ -63,6 +65,7 @@ class Measured:
     forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     backward_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     timeline: Timeline | None = None
+    gradient_error: GradientError | None = None
     num_forward: int = 0
     num_backward: int = 0
 
@@ -95,15 +98,18 @@ class Executor:
         handle_position: int,
         num_saved: int,
         transfers: Callable[[], Transfers],
+        witness: Witness | None = None,
+        watched: bool = True,
     ) -> None:
         self.plan = plan
+        self._witness = witness
         self.measured = Measured()
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
         self._transfers = transfers
         self.codes = Codes(plan, transfers)
         self._forward_program, self._backward_program = forward, backward
-        self._is_watchable = forward.is_watchable and backward.is_watchable
-        self._handle_position, self._num_saved = handle_position, num_saved
+        self._is_watchable = watched and forward.is_watchable and backward.is_watchable
+        self._handle_position, self.num_saved = handle_position, num_saved
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
 
@@ -115,8 +121,10 @@ class Executor:
         self.measured.num_forward += 1
         if self.measured.timeline is None and self._is_watchable:
             return self._forward_watched(args)
+        step = OrdinaryStep(self._journeys(), self.codes)
+        self._remember(step, args)
         begin = time.perf_counter()
-        with running(OrdinaryStep(self._journeys(), self.codes)):
+        with running(step):
             results = self._forward_program.run(args)
         self.measured.forward_s.append(time.perf_counter() - begin)
         return results
@@ -125,6 +133,14 @@ class Executor:
         _refuse_double_backward()
         self.measured.num_backward += 1
         step = self._step_behind(args[self._handle_position])
+        tangents = args[self.num_saved :] if step.remembered is not None else []
+        gradients = self._backward_of(step, args)
+        if step.remembered is not None and self._witness is not None:
+            remembered, step.remembered = step.remembered, None
+            self.measured.gradient_error = self._witness.compare(remembered, tangents, gradients)
+        return gradients
+
+    def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:
             return self._backward_watched(step, args)
         begin = time.perf_counter()
@@ -135,6 +151,7 @@ class Executor:
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
         step = WatchedStep(self.plan, self._schedule, self._journeys(), self.codes)
+        self._remember(step, args)
         step.count_inputs(args, self._forward_program.constants)
         program = self._forward_program.run_marked()
         with step.tracker, running(step):
@@ -143,13 +160,18 @@ class Executor:
         return results
 
     def _backward_watched(self, step: WatchedStep, args: list[Any]) -> Sequence[Any]:
-        step.count_tangents(args[self._num_saved :])
+        step.count_tangents(args[self.num_saved :])
         program = self._backward_program.run_marked()
         with step.tracker, running(step):
             gradients = program(args)
         step.end_half()
         self.measured.timeline = step.timeline
         return gradients
+
+    def _remember(self, step: Step, args: Sequence[Any]) -> None:
+        """The first step of a lossy plan will be repeated exactly."""
+        if self._witness is not None and self.measured.num_forward == 1:
+            step.remembered = self._witness.remember(args)
 
     def _journeys(self) -> Journeys:
         return Journeys(self._trips, self._transfers)

@@ -16,6 +16,7 @@ import torch
 
 from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
+from vdnn.runtime.gradient_error import Remembered
 from vdnn.runtime.journeys import Journeys
 
 
@@ -25,6 +26,7 @@ class Step(Protocol):
     journeys: Journeys
     codes: Codes
     overflow: Overflow
+    remembered: Remembered | None
 
     def mark(self, position: int) -> None: ...
 

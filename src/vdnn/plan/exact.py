@@ -1,0 +1,23 @@
+"""The exact plan beside a lossy one: same graph, every bit kept, room left for the gradients it is compared with.
+
+Enters: a lossy plan. Leaves: keep-all where nothing bounds memory, else an offloading plan inside what the budget leaves
+when the lossy gradients, and one difference of two gradients, are held beside it. Infeasible where that is too little.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vdnn.ir import Role
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategies import solve
+from vdnn.plan.validate import check
+
+
+def exact_counterpart(plan: Plan) -> Plan:
+    problem = replace(plan.problem, lossy=None)
+    if problem.budget_nbytes is None:
+        return check(solve(problem, "keep-all"))
+    gradients = [s.nbytes for s in problem.graph.storages if s.role is Role.GRADIENT]
+    beside_nbytes = sum(gradients) + 3 * max(gradients, default=0)  # the difference, in double precision
+    return check(solve(replace(problem, budget_nbytes=max(0, problem.budget_nbytes - beside_nbytes)), "offload"))

@@ -1,0 +1,109 @@
+"""How far the gradients of a lossy step are from the exact ones, measured by running the first step a second time.
+
+Enters: the arguments of a forward, the tangents and gradients of its backward. Leaves: a `GradientError`. The same
+step is run once more under an exact plan, on the same inputs, from the same state of the random generators, after the
+lossy gradients are there and everything else of the lossy step is gone: with a budget, both runs stay inside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from vdnn.ir import Graph, Trait
+
+
+@dataclass(frozen=True, slots=True)
+class GradientError:
+    """`relative` is |lossy - exact| / |exact| over all gradients as one vector, `worst` the same of the gradient that
+    is furthest off, `worst_name`. None where it could not be measured; `note` says why."""
+
+    relative: float | None
+    worst: float | None = None
+    worst_name: str = ""
+    note: str = ""
+
+
+class ExactStep(Protocol):
+    """An executor of the same graph under an exact plan."""
+
+    num_saved: int
+
+    def forward(self, args: list[Any]) -> Sequence[Any]: ...
+
+    def backward(self, args: list[Any]) -> Sequence[Any]: ...
+
+
+@dataclass
+class Remembered:
+    """A forward that can be repeated: its arguments, those that it overwrites as copies, and the random state."""
+
+    args: list[Any]
+    random_states: list[tuple[torch.device, torch.Tensor]]
+
+
+class Witness:
+    """Repeats one step exactly. `make_exact` builds the exact executor, or says why there is none."""
+
+    def __init__(self, graph: Graph, names: Sequence[str], make_exact: Callable[[], ExactStep | str]) -> None:
+        self._overwritten = _overwritten(graph)
+        self._names = names
+        self._make_exact = make_exact
+
+    def remember(self, args: Sequence[Any]) -> Remembered:
+        copies = [arg.clone() if position in self._overwritten else arg for position, arg in enumerate(args)]
+        return Remembered(copies, _random_states(args))
+
+    def compare(
+        self, remembered: Remembered, tangents: Sequence[Any], gradients: Sequence[torch.Tensor | None]
+    ) -> GradientError:
+        exact = self._make_exact()
+        if isinstance(exact, str):
+            return GradientError(None, note=exact)
+        now = _random_states(remembered.args)
+        _set_random_states(remembered.random_states)
+        try:
+            saved = list(exact.forward(list(remembered.args)))[-exact.num_saved :]
+            expected = exact.backward([*saved, *tangents])
+        finally:
+            _set_random_states(now)
+        return _difference(self._names, gradients, expected)
+
+
+def _difference(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]) -> GradientError:
+    squares: list[tuple[float, float, str]] = []
+    for name, ours, exact in zip(names, found, expected, strict=True):
+        if isinstance(ours, torch.Tensor) and isinstance(exact, torch.Tensor) and exact.is_floating_point():
+            off = float(torch.linalg.vector_norm((ours - exact).double())) ** 2
+            squares.append((off, float(torch.linalg.vector_norm(exact.double())) ** 2, name))
+    whole_off, whole = sum(off for off, _, _ in squares), sum(size for _, size, _ in squares)
+    worst, worst_name = max(((_relative(off, size), name) for off, size, name in squares), default=(0.0, ""))
+    return GradientError(_relative(whole_off, whole), worst, worst_name)
+
+
+def _relative(off: float, size: float) -> float:
+    return 0.0 if off == 0 else float((off / size) ** 0.5) if size > 0 else float("inf")
+
+
+def _overwritten(graph: Graph) -> frozenset[int]:
+    """Arguments that the step writes into: running statistics, counters."""
+    changing = (op for op in graph.ops if not op.has(Trait.VIEW))
+    written = {graph.values[value].storage for op in changing for value in op.writes}
+    return frozenset(p for p, value in enumerate(graph.inputs) if graph.values[value].storage in written)
+
+
+def _random_states(args: Sequence[Any]) -> list[tuple[torch.device, torch.Tensor]]:
+    devices = dict.fromkeys(arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
+    accelerators = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
+    return [(torch.device("cpu"), torch.get_rng_state()), *accelerators]
+
+
+def _set_random_states(states: Sequence[tuple[torch.device, torch.Tensor]]) -> None:
+    for device, state in states:
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
