@@ -24,10 +24,10 @@ from vdnn.cost.cache import CostCache
 from vdnn.cost.measured import measure
 from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable
+from vdnn.errors import Infeasible
 from vdnn.op_calls import op_calls
 from vdnn.optimizers import with_optimizer_state
 from vdnn.options import Options
-from vdnn.errors import Infeasible
 from vdnn.plan.budget import resolve_budget
 from vdnn.plan.exact import exact_counterpart
 from vdnn.plan.plan import Plan
@@ -62,9 +62,7 @@ def plan_joint(
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    problem = Problem(
-        graph, estimate(lowered, options), options.hardware, lossy=options.lossy, density=options.density
-    )
+    problem = Problem(graph, estimate(lowered, options), options.hardware, lossy=options.lossy, density=options.density)
     problem = replace(problem, budget_nbytes=resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes))
     plan = check(solve(problem, options.chosen_strategy))
     log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
@@ -103,7 +101,7 @@ def _executor(plan: Plan, halves: tuple[Half, Half], session: Session, **options
 def _witness(
     joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int, session: Session
 ) -> Witness:
-    """What will repeat the first step exactly. It is cut now, while the joint graph is at hand, and built when wanted."""
+    """What will repeat the first step exactly. Cut now, while the joint graph is at hand, and built when wanted."""
     graph = plan.problem.graph
     try:
         exact_plan = exact_counterpart(plan)
@@ -111,8 +109,8 @@ def _witness(
         words = f"the exact step does not fit beside its gradients: it needs {format_nbytes(reason.minimum_nbytes)}"
         return Witness(graph, (), lambda: words)
     halves = cut(joint, lowered, exact_plan, num_forward_outputs)
-    gradients: Sequence[Any] = joint.graph.output_node().args[0][num_forward_outputs:]  # type: ignore[index]
-    names = [_gradient_name(lowered, node) for node in gradients]
+    outputs: Any = joint.graph.output_node().args[0]
+    names = [_gradient_name(lowered, node) for node in outputs[num_forward_outputs:]]
     return Witness(graph, names, lambda: _executor(exact_plan, halves, session, watched=False))
 
 

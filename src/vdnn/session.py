@@ -12,6 +12,7 @@ from statistics import median
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
+from vdnn.plan.findings import Density
 from vdnn.report.record import Piece, Report, TimelineSummary, summarize
 from vdnn.runtime.engine import open_transfers
 from vdnn.runtime.executor import Executor
@@ -63,7 +64,15 @@ def _shared_transfers(hardware: Hardware, spill_dir: str | None) -> Transfers:
 
 def _piece(executor: Executor) -> Piece:
     graph = executor.plan.problem.graph
-    return Piece(graph.name, summarize(executor.plan.timeline, graph), _measured(executor))
+    predicted = summarize(executor.plan.timeline, graph)
+    return Piece(graph.name, predicted, _measured(executor), executor.measured.gradient_error, _density(executor))
+
+
+def _density(executor: Executor) -> Density | None:
+    found = executor.codes.found
+    if not found.density:
+        return None
+    return Density(executor.plan.problem.density, max(found.density.values()), found.num_too_dense)
 
 
 def _measured(executor: Executor) -> TimelineSummary | None:

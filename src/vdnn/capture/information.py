@@ -129,7 +129,7 @@ def _triple(given: Any, num_dims: int, missing: int) -> tuple[int, ...]:
 
 
 def _memory_order(indices: torch.Tensor, num_dims: int) -> tuple[int, int] | None:
-    """(outer, inner): how many planes stand apart, and how many elements share a place. Contiguous, or channels last."""
+    """(outer, inner): planes that stand apart, and elements that share a place. Contiguous, or channels last."""
     batch = indices.shape[0] if indices.dim() == num_dims + 2 else 1
     channels = indices.shape[-num_dims - 1]
     if indices.is_contiguous():

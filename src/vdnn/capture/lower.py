@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
+from vdnn.capture.information import alphabet_of, reads_code, wanted
 from vdnn.capture.nodes import (
     StorageKey,
     descriptor_of,
@@ -32,7 +33,6 @@ from vdnn.capture.nodes import (
     tensors_of,
     value_of,
 )
-from vdnn.capture.information import alphabet_of, reads_code, wanted
 from vdnn.capture.traits import named_arguments, traits_of
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Batch, Budget, ChannelsLast, Debug, ImageSize, Json, Model, Strategy, optimizer_name
+from vdnn.cli.options import Batch, Budget, ChannelsLast, Debug, ImageSize, Json, Lossy, Model, Strategy, optimizer_name
 
 Device = Annotated[
     str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
@@ -30,6 +30,7 @@ def inspect(
     channels_last: ChannelsLast = False,
     budget: Budget = None,
     strategy: Strategy = None,
+    lossy: Lossy = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Answer:
@@ -40,6 +41,14 @@ def inspect(
     from vdnn.report.text import profile_view
 
     workload = load(model, batch, device="meta", image_size=image_size, channels_last=channels_last)
-    planned = plan(workload.step, workload.args, budget=budget, strategy=strategy, device=device, optimizer=optimizer)
+    planned = plan(
+        workload.step,
+        workload.args,
+        budget=budget,
+        strategy=strategy,
+        lossy=lossy,
+        device=device,
+        optimizer=optimizer,
+    )
     profile = profile_memory(planned, name=f"{workload.name}, batch {batch}")
     return Answer(profile.to_dict(), lambda width: profile_view(profile, width))

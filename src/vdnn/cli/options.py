@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from vdnn.codecs import LOSSY_FORMATS
 from vdnn.plan.budget import parse_share
 from vdnn.units import parse_nbytes
 
@@ -73,6 +74,12 @@ def optimizer_name(words: str) -> str:
     return words
 
 
+def lossy_format(words: str) -> str:
+    if words not in LOSSY_FORMATS:
+        raise typer.BadParameter(f"{words!r} is none of {', '.join(LOSSY_FORMATS)}.")
+    return words
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `vdnn models`, or package.module:factory.")]
 Batch = Annotated[
     int, typer.Option("--batch", "-b", metavar="N", parser=positive, help="Samples in one training step.")
@@ -93,7 +100,17 @@ Budget = Annotated[
 ]
 Strategy = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="Who decides what stays and moves. Default: offload where a budget is given."),
+    typer.Option(
+        metavar="NAME", help="Who decides what stays, moves or is encoded: keep-all, offload, vdnn-all, gist, ..."
+    ),
+]
+Lossy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FORMAT",
+        parser=lossy_format,
+        help="Round feature maps between forward and backward: fp16, bf16, fp10 or fp8. Default: every bit is kept.",
+    ),
 ]
 DiskBudget = Annotated[
     int | None,

@@ -23,6 +23,7 @@ from vdnn.cli.options import (
     DiskBudget,
     ImageSize,
     Json,
+    Lossy,
     Model,
     SpillDir,
     Strategy,
@@ -31,6 +32,7 @@ from vdnn.cli.options import (
     rate,
     whole,
 )
+from vdnn.errors import InvalidInput
 from vdnn.report.record import Report
 from vdnn.report.text import report_view
 from vdnn.units import format_seconds
@@ -64,6 +66,7 @@ def train(
     channels_last: ChannelsLast = False,
     budget: Budget = None,
     strategy: Strategy = None,
+    lossy: Lossy = None,
     disk_budget: DiskBudget = None,
     spill_dir: SpillDir = None,
     verify: Verify = False,
@@ -77,10 +80,22 @@ def train(
     from vdnn.cli.training import Trainee, make_optimizer, train_beside, train_steps, twin_of
     from vdnn.models import load
 
+    if verify and (lossy is not None or (strategy or "").startswith("gist-")):
+        raise InvalidInput(
+            "--verify compares bit for bit, and a lossy run rounds on purpose: leave one of them out. The report of a"
+            " lossy run says how far its gradients are from the exact ones."
+        )
     make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size, channels_last=channels_last)
     torch.manual_seed(seed)
     workload = make()
-    virtual = virtualize(workload.step, budget=budget, strategy=strategy, disk_budget=disk_budget, spill_dir=spill_dir)
+    virtual = virtualize(
+        workload.step,
+        budget=budget,
+        strategy=strategy,
+        lossy=lossy,
+        disk_budget=disk_budget,
+        spill_dir=spill_dir,
+    )
     trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(optimizer, workload.model, lr))
     with _progress(enabled=not as_json) as progress:
         task = progress.add_task(workload.name, total=steps, loss="capturing")

@@ -20,7 +20,16 @@ Flat = Any
 Kernels = Any
 """A module of `codecs/kernels`: same functions, different memory."""
 
-ELEMENT_NBYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "bool": 1, "uint8": 1, "int32": 4, "int64": 8}
+ELEMENT_NBYTES = {
+    "float32": 4,
+    "float64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "bool": 1,
+    "uint8": 1,
+    "int32": 4,
+    "int64": 8,
+}
 """The dtypes that codecs know. A storage of any other is kept, offloaded or recomputed, never encoded."""
 
 

@@ -17,8 +17,10 @@ MAX_WINDOW = 256
 
 
 def window_of(detail: Detail) -> Window:
-    triples = [tuple(int(x) for x in detail[start : start + 3]) for start in range(0, 18, 3)]
-    return Window(*triples, outer=int(detail[18]), inner=int(detail[19]))  # type: ignore[arg-type]
+    kernel, stride, padding, dilation, given, pooled = (
+        (int(detail[at]), int(detail[at + 1]), int(detail[at + 2])) for at in range(0, 18, 3)
+    )
+    return Window(kernel, stride, padding, dilation, given, pooled, outer=int(detail[18]), inner=int(detail[19]))
 
 
 class WindowIndex(Codec):

@@ -1,7 +1,8 @@
 """The exact plan beside a lossy one: same graph, every bit kept, room left for the gradients it is compared with.
 
-Enters: a lossy plan. Leaves: keep-all where nothing bounds memory, else an offloading plan inside what the budget leaves
-when the lossy gradients, and one difference of two gradients, are held beside it. Infeasible where that is too little.
+Enters: a lossy plan. Leaves: keep-all where nothing bounds memory, else an offloading plan inside what the budget
+leaves when the lossy gradients, and one difference of two gradients, are held beside it. Infeasible where that is too
+little.
 """
 
 from __future__ import annotations

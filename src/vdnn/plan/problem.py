@@ -10,11 +10,10 @@ from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph
 
-
 DENSITY = 0.65
-"""The share of non-zero elements that a sparse map is planned for unless a problem says otherwise. Over the ReLU outputs
-of AlexNet, VGG-16, NiN, OverFeat and GoogLeNet, freshly initialised, it lay between 0.32 and 0.61; training lowers
-it."""
+"""The share of non-zero elements that a sparse map is planned for unless a problem says otherwise. Over the outputs of
+the ReLUs of AlexNet, VGG-16, NiN, OverFeat and GoogLeNet, freshly initialised, it lay between 0.32 and 0.61; training
+lowers it."""
 
 
 @dataclass(frozen=True, slots=True)

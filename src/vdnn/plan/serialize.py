@@ -171,12 +171,18 @@ def _graph_to_json(graph: Graph, words: _Words) -> Json:
         if read.detail or read.reads_code
     ]
     alphabets = [[position, list(s.alphabet)] for position, s in enumerate(graph.storages) if s.alphabet]
-    return document | ({"exact_reads": exact_reads} if exact_reads else {}) | ({"alphabets": alphabets} if alphabets else {})
+    return (
+        document
+        | ({"exact_reads": exact_reads} if exact_reads else {})
+        | ({"alphabets": alphabets} if alphabets else {})
+    )
 
 
 def _graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
     alphabets = {position: tuple(numbers) for position, numbers in document.get("alphabets", ())}
-    exact = {(step, position): (tuple(detail), code) for step, position, detail, code in document.get("exact_reads", ())}
+    exact = {
+        (step, position): (tuple(detail), code) for step, position, detail, code in document.get("exact_reads", ())
+    }
     ops = (
         Op(
             name=name,
@@ -242,5 +248,5 @@ def _action_to_json(action: Action) -> Json:
 
 
 def _decision_from_json(document: Json) -> Decision:
-    action = {name: tuple(v) if isinstance(v, list) else v for name, v in document["action"].items()}
+    action: Json = {name: tuple(v) if isinstance(v, list) else v for name, v in document["action"].items()}
     return Decision(document["storage"], ACTIONS[action.pop("kind")](**action), document["reason"])

@@ -116,10 +116,10 @@ def _codecs(plan: Plan) -> Iterator[str]:
         codec = codec_for(action.codec, plan.problem.graph.storages[decision.storage], action.detail)
         if not codec.is_possible:
             yield f"{who}: codec {action.codec!r} with detail {action.detail} is not for {codec.storage.dtype} like it"
-        elif codec.has_fixed_size and action.nbytes < codec.nbytes:
+        elif action.nbytes < codec.nbytes:
             yield f"{who}: codec {action.codec!r} needs {codec.nbytes} bytes, the plan gives it {action.nbytes}"
-        elif action.nbytes < 0:
-            yield f"{who}: codec {action.codec!r} cannot encode into {action.nbytes} bytes"
+        elif action.direct and not (codec.has_fixed_size and codec.is_exact):
+            yield f"{who}: nobody reads codec {action.codec!r} as it is, it has to be decoded"
         elif not codec.is_exact and plan.problem.lossy is None:
             yield f"{who}: codec {action.codec!r} rounds values, and the problem allows no loss"
         else:
@@ -169,8 +169,9 @@ def _overlaps(plan: Plan) -> Iterator[str]:
 
 def _gap(plan: Plan, action: Action) -> tuple[int, int]:
     assert not isinstance(action, Keep), "what is kept has no gap"
-    is_last = isinstance(action, Drop) or (isinstance(action, Encode | EncodeOffload) and action.direct)
-    return action.leave, len(plan.problem.graph) if is_last else action.back
+    if isinstance(action, Drop) or (isinstance(action, Encode | EncodeOffload) and action.direct):
+        return action.leave, len(plan.problem.graph)
+    return action.leave, action.back
 
 
 def _overfull_tiers(plan: Plan, tier_peaks: dict[str, tuple[int, int]]) -> Iterator[str]:

@@ -169,9 +169,7 @@ class _Walker:
         if storage in self.codes and read.reads_code:
             return self.codes[storage]
         how = "as a code, which it cannot" if storage in self.codes else self._why(storage)
-        self._complain(
-            f"step {step} {self.graph.ops[step].name!r} reads {self._name(storage)} ({read.need}), {how}"
-        )
+        self._complain(f"step {step} {self.graph.ops[step].name!r} reads {self._name(storage)} ({read.need}), {how}")
         return None
 
     def _give_up(self, step: int) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 
 from vdnn.errors import InvalidInput
 from vdnn.ir import Graph
+from vdnn.plan.findings import Density, GradientError
 from vdnn.plan.timeline import Timeline
 
 SCHEMA = "vdnn.report"
@@ -46,11 +47,16 @@ class TimelineSummary:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One captured graph of a model. `measured` is None until the piece has run a whole training step."""
+    """One captured graph of a model. `measured` is None until the piece has run a whole training step.
+
+    `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse codes.
+    """
 
     name: str
     predicted: TimelineSummary
     measured: TimelineSummary | None = None
+    gradient_error: GradientError | None = None
+    density: Density | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +150,6 @@ def _piece_from(record: Mapping[str, Any]) -> Piece:
         name=record["name"],
         predicted=TimelineSummary(**record["predicted"]),
         measured=None if measured is None else TimelineSummary(**measured),
+        gradient_error=None if record.get("gradient_error") is None else GradientError(**record["gradient_error"]),
+        density=None if record.get("density") is None else Density(**record["density"]),
     )

@@ -44,6 +44,7 @@ def report_view(report: Report) -> RenderableType:
     if len(report.pieces) > 1:
         parts.append(_pieces_note(report))
     parts += [role_comparison(piece) for piece in _largest_pieces(report)]
+    parts += [Text(sentence) for piece in report.pieces for sentence in _findings(piece, len(report.pieces) > 1)]
     return _sections(*parts)
 
 
@@ -178,6 +179,21 @@ def _peaks_sentence(predicted: TimelineSummary, measured: TimelineSummary) -> Te
     if expected == found:
         return Text(f"Predicted and measured peak are at {found}.")
     return Text(f"The peak was predicted at {expected} and measured at {found}.")
+
+
+def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
+    """What only a run can know: rounding and sparsity."""
+    prefix = f"{piece.name}: " if is_one_of_many else ""
+    error, density = piece.gradient_error, piece.density
+    if error is not None and error.relative is not None:
+        worst = f", at most {error.worst:.2g} ({error.worst_name})" if error.worst_name else ""
+        yield f"{prefix}Lossy: the first step's gradients are {error.relative:.2g} off the exact ones{worst}."
+    elif error is not None:
+        yield f"{prefix}Lossy: the error of the gradients was not measured; {error.note}."
+    if density is not None:
+        too_dense = f"{density.num_too_dense} maps were denser and were kept whole" if density.num_too_dense else ""
+        words = f"{prefix}Sparse maps: {density.planned:.0%} non-zero elements planned for, {density.densest:.0%} found"
+        yield f"{words} at most{'; ' + too_dense if too_dense else ''}."
 
 
 def _pieces_note(report: Report) -> Text:

@@ -103,7 +103,9 @@ def _saved(
     """Everything that crosses: nodes in order of first reading, the handle, codes in order of encoding.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
-    crossing = dict.fromkeys(node for node in _first_reads(lowered, _away_after(plan, forward), backward) if _crosses(node))
+    crossing = dict.fromkeys(
+        node for node in _first_reads(lowered, _away_after(plan, forward), backward) if _crosses(node)
+    )
     crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
     return [*checked, None, *_codes_after(plan, forward), *(node for node in crossing if is_unchecked_save(node))]

@@ -108,10 +108,7 @@ class HalfWriter:
     def _run(self, position: int, step: int) -> None:
         node = self._lowered.nodes[step]
         coded = self._coded_source(step, node)
-        if coded is None:
-            copy = self._copied(step, node)
-        else:
-            copy = self._from_code(node, coded)
+        copy = self._copied(step, node) if coded is None else self._from_code(node, coded)
         self.copies[node] = copy
         self.position_of[copy] = position
         for result in self._results[node]:
@@ -119,12 +116,15 @@ class HalfWriter:
 
     def _coded_source(self, step: int, node: fx.Node) -> fx.Node | None:
         """The argument that this op reads as a code: its storage is encoded, and the plan wants no decoder."""
+        if not self.codes:
+            return None
         needs = {read.value: read.need for read in self._lowered.graph.ops[step].reads}
         for source in node.all_input_nodes:
             value = self._lowered.value_of_node.get(source)
-            if value is not None and needs[value] not in (Need.SHAPE, Need.NOTHING) and source not in self.copies:
-                if self._read_as_code.get(self._storage_of(source)) in self.codes:
-                    return source
+            if value is None or source in self.copies or needs[value] in (Need.SHAPE, Need.NOTHING):
+                continue
+            if self._read_as_code.get(self._storage_of(source)) in self.codes:
+                return source
         return None
 
     def _from_code(self, node: fx.Node, source: fx.Node) -> fx.Node:

@@ -130,5 +130,3 @@ def raw(tensor: torch.Tensor) -> Any:
     with torch._C._DisableTorchDispatch():
         flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         return flat.numpy() if tensor.device.type == "cpu" else flat
-
-

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from vdnn.errors import LostHandle, Unsupported
+from vdnn.plan.findings import GradientError
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import Timeline
 from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
-from vdnn.runtime.gradient_error import GradientError, Remembered, Witness
+from vdnn.runtime.gradient_error import Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.steps import Step, running
 from vdnn.runtime.transfers.base import Transfers

@@ -32,5 +32,7 @@ def window_gradient(
     """A max-pool's backward: each element of the gradient goes to where in its window the maximum was."""
     target = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
     kernels = kernels_of(gradient.device.type)
-    kernels.window_backward(typed(raw(gradient), "float32"), raw(code), window_of(detail), typed(raw(target), "float32"))
+    kernels.window_backward(
+        typed(raw(gradient), "float32"), raw(code), window_of(detail), typed(raw(target), "float32")
+    )
     return target

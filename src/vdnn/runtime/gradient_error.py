@@ -14,17 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from vdnn.ir import Graph, Trait
-
-
-@dataclass(frozen=True, slots=True)
-class GradientError:
-    """`relative` is |lossy - exact| / |exact| over all gradients as one vector, `worst` the same of the gradient that
-    is furthest off, `worst_name`. None where it could not be measured; `note` says why."""
-
-    relative: float | None
-    worst: float | None = None
-    worst_name: str = ""
-    note: str = ""
+from vdnn.plan.findings import GradientError
 
 
 class ExactStep(Protocol):

@@ -65,4 +65,3 @@ class Journeys:
 
     def arrive(self, decision: int) -> None:
         self.transfers.wait_fetched(self._tickets[decision])
-

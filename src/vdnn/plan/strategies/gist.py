@@ -58,7 +58,9 @@ def solve_fp8(problem: Problem) -> Plan:
 def _allowing(format: str, problem: Problem) -> Problem:
     """The strategy's name allows the loss; a problem that allows another one is a contradiction."""
     if problem.lossy not in (None, format):
-        raise InvalidInput(f"strategy 'gist-{format}' rounds to {format}, but lossy={problem.lossy!r} was given: say one")
+        raise InvalidInput(
+            f"strategy 'gist-{format}' rounds to {format}, but lossy={problem.lossy!r} was given: say one"
+        )
     return replace(problem, lossy=format)
 
 
