@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF, is_known_exact
+from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF, OVER_SECOND, PART_OF, is_known_exact
 from vdnn.capture.nodes import (
     StorageKey,
     copy_meta,
     is_op,
     is_tangent,
+    is_view,
     phase_of,
     set_value,
     storage_key,
@@ -38,6 +39,8 @@ from vdnn.ir import Phase
 __all__ = ["IN_PLACE_OF", "write_into_dead_inputs"]
 
 aten = torch.ops.aten
+
+_OVER_FIRST = {*IN_PLACE_OF, *PART_OF, aten.clone.default}
 
 
 @dataclass
@@ -79,6 +82,7 @@ def _liveness(graph: fx.Graph) -> _Liveness:
 def write_into_dead_inputs(graph: fx.Graph) -> None:
     """Turn every op that may into its in-place form over an input whose storage dies with it."""
     _open_safe_softmax(graph)
+    _assign_directly(graph)
     state = _liveness(graph)
     for position, node in enumerate(list(graph.nodes)):
         victim = next(_victims(node, position, state), None) if is_op(node) else None
@@ -89,6 +93,7 @@ def write_into_dead_inputs(graph: fx.Graph) -> None:
         assert victim_tensor is not None, f"{victim} was chosen as a victim without being a tensor"
         state.merge(storage_key(result), state.resolve(storage_key(victim_tensor)))
         _rewrite(graph, node, victim)
+    _erase_unread(graph)
 
 
 def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node]:
@@ -96,8 +101,10 @@ def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node
     alias."""
     if node.target in OUT_OF:
         candidates = [arg for arg in node.args if isinstance(arg, fx.Node)]
-    elif node.target in IN_PLACE_OF and isinstance(node.args[0], fx.Node):
+    elif node.target in _OVER_FIRST and isinstance(node.args[0], fx.Node):
         candidates = [node.args[0]]
+    elif node.target in OVER_SECOND and isinstance(node.args[1], fx.Node):
+        candidates = [node.args[1]]
     else:
         return
     result = tensor_of(node)
@@ -126,14 +133,23 @@ def _same_layout(victim: torch.Tensor, result: torch.Tensor) -> bool:
 
 def _rewrite(graph: fx.Graph, node: fx.Node, victim: fx.Node) -> None:
     with graph.inserting_before(node):
-        if node.target in IN_PLACE_OF and node.args[0] is victim:
-            rewritten = graph.call_function(IN_PLACE_OF[node.target], node.args, node.kwargs)
-        else:
-            target, out = OUT_OF[node.target]  # type: ignore[index]
-            rewritten = graph.call_function(target, node.args, {**node.kwargs, out: victim})
+        rewritten = _in_place(graph, node, victim)
     copy_meta(node, rewritten)
     node.replace_all_uses_with(rewritten)
     graph.erase_node(node)
+
+
+def _in_place(graph: fx.Graph, node: fx.Node, victim: fx.Node) -> fx.Node:
+    if node.target in IN_PLACE_OF and node.args[0] is victim:
+        return graph.call_function(IN_PLACE_OF[node.target], node.args, node.kwargs)
+    if node.target in OUT_OF:
+        target, out = OUT_OF[node.target]
+        return graph.call_function(target, node.args, {**node.kwargs, out: victim})
+    if node.target in PART_OF:
+        part = _call_like(node, PART_OF[node.target], victim, *node.args[2:], **node.kwargs)
+        _call_like(node, aten.copy_.default, part, node.args[1])
+    # A copy of the victim onto itself does nothing and returns it: a name for what it holds from here on.
+    return graph.call_function(aten.copy_.default, (victim, victim))
 
 
 def _open_safe_softmax(graph: fx.Graph) -> None:
@@ -151,6 +167,26 @@ def _open_safe_softmax(graph: fx.Graph) -> None:
             opened = _call_like(node, aten.where.self, is_masked_row, zero, shares)
         node.replace_all_uses_with(opened)
         graph.erase_node(node)
+
+
+def _assign_directly(graph: fx.Graph) -> None:
+    """Traced, `y[:, 0] = x` copies x into a copy of that part, whose kernel copies all of y, and puts the copy into y.
+    Putting x into y itself gives the same bits."""
+    for node in graph.nodes:
+        copied = node.args[1] if node.target in PART_OF else None
+        if isinstance(copied, fx.Node) and copied.target is aten.copy.default:
+            source, result = value_of(copied.args[1]), value_of(copied)  # type: ignore[arg-type]
+            if (source.shape, source.dtype) == (result.shape, result.dtype):
+                node.update_arg(1, copied.args[1])
+    _erase_unread(graph)
+
+
+def _erase_unread(graph: fx.Graph) -> None:
+    """Views, copies and empty tensors that lost their last reader. Nothing else is ever dropped here."""
+    made_for_readers = (aten.copy.default, aten.new_empty_strided.default, aten.empty_like.default)
+    for node in reversed(graph.nodes):
+        if not node.users and (node.target in made_for_readers or is_view(node)):
+            graph.erase_node(node)
 
 
 def _call_like(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

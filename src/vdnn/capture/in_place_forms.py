@@ -28,14 +28,14 @@ aten = torch.ops.aten
 _UNARY = """
     abs bitwise_not ceil celu clamp clamp_max clamp_min cos elu erf erfc exp expm1 floor gelu hardsigmoid hardswish
     hardtanh leaky_relu log log1p log2 logical_not mish nan_to_num neg reciprocal relu round rsqrt sgn sigmoid sign silu
-    sin sqrt tanh threshold trunc
+    sin sqrt tanh threshold tril triu trunc
 """
 
 _IN_PLACE: dict[str, str] = {
     "default": f"{_UNARY} addcdiv addcmul index_add index_copy index_put logical_and logical_or logical_xor"
     " scatter_add",
-    "Tensor": "add bitwise_and bitwise_or bitwise_xor clamp clamp_max clamp_min div lerp masked_fill mul sub",
-    "Scalar": "add div lerp masked_fill sub",
+    "Tensor": "add bitwise_and bitwise_or bitwise_xor clamp clamp_max clamp_min div fill lerp masked_fill mul sub",
+    "Scalar": "add div fill lerp masked_fill sub",
     "int_Scalar": "index_fill",
     "int_Tensor": "index_fill",
     "src": "scatter",
@@ -90,6 +90,16 @@ OUT_OF: dict[OpOverload, tuple[OpOverload, str]] = {
     **_ROW_BY_ROW,
 }
 """Ops that may write over any of their arguments, through their form with an output argument, and what it is called."""
+
+PART_OF: dict[OpOverload, OpOverload] = {
+    aten.select_scatter.default: aten.select.int,
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+}
+"""Ops that replace a part of their first argument, and the view that shows that part: eager's `y[:, 0] = x`."""
+
+OVER_SECOND = frozenset({aten.copy.default})
+"""`copy(y, x)` has the values of x and the layout of y. Where x is laid out so already, it is x."""
 
 
 def is_known_exact(op: object, device: torch.device) -> bool:
