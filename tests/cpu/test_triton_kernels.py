@@ -221,7 +221,7 @@ def test_gradients_that_are_not_numbers_stay_with_the_inputs_they_belong_to(run:
     assert agrees(run, "window_backward", pooled.gradient, pooled.codes, pooled.window, target)
 
 
-def test_offsets_past_two_billion_are_counted_in_64_bits(run: Run) -> None:
+def test_counting_in_64_bits_gives_the_same_codes_and_gradients(run: Run) -> None:
     """The tensors are the first planes of a pooling that has many more."""
     pooled = Pooled("overlapping", True)
     window, target = replace(pooled.window, outer=2**31), filled(pooled.window.num_inputs, "float32")
@@ -229,16 +229,31 @@ def test_offsets_past_two_billion_are_counted_in_64_bits(run: Run) -> None:
     assert agrees(run, "window_backward", pooled.gradient, pooled.codes, window, target)
 
 
-@pytest.mark.parametrize("wrong", [-1, 10**12, 5])
-def test_the_first_index_outside_its_window_is_named(run: Run, wrong: int) -> None:
+def test_a_pooling_of_more_than_two_billion_elements_is_counted_in_64_bits() -> None:
+    from vdnn.codecs.kernels.triton_windows import offset_of
+
+    window = Pooled("overlapping", True).window
+    assert [str(offset_of(each)) for each in (window, replace(window, outer=2**31))] == ["int32", "int64"]
+
+
+@pytest.mark.parametrize("shift", [-1000, 3, 13 * 10, 2**32], ids=["negative", "beside", "next-plane", "32-bits"])
+def test_the_first_index_outside_its_window_is_named(run: Run, shift: int) -> None:
     pooled = Pooled("overlapping", False)
-    pooled.indices[[77, 140]] = wrong
+    pooled.indices[[77, 140]] += shift
     args = pooled.indices, pooled.window, filled(pooled.window.codes_nbytes)
-    with pytest.raises(ValueError, match=rf"^element 77 has index {wrong}, which is not in its window") as ours:
+    with pytest.raises(ValueError, match=r"^element 77 has index -?\d+, which is not in its window") as ours:
         run("pack_window", *args)
     with pytest.raises(ValueError, match="element 77") as theirs:
         reference_outcome("pack_window", *args)
     assert str(ours.value) == str(theirs.value)
+
+
+def test_an_index_into_the_padding_is_refused(run: Run) -> None:
+    """-1 would be the column before the first, which the first window does cover."""
+    pooled = Pooled("overlapping", False)
+    pooled.indices[0] = -1
+    with pytest.raises(ValueError, match="^element 0 has index -1, which is not in its window"):
+        run("pack_window", pooled.indices, pooled.window, filled(pooled.window.codes_nbytes))
 
 
 def rounding_borders(format: str) -> np.ndarray:
