@@ -3,6 +3,7 @@
 
 #ifdef VDNN_X86
 #include "avx2.h"
+#include "bit_loops.h"
 
 WITH_AVX2_INLINE static __m256i lanes(uint64_t bytes) {
     return _mm256_cvtepu8_epi32(_mm_cvtsi64_si128((long long)bytes));
@@ -62,10 +63,18 @@ WITH_AVX2 static void scatter2(const uint16_t *values, const uint16_t *values_en
     generic_inner()->scatter2(values, values_end, bits + i / 8, n - i, target + i);
 }
 
+/* The same loops as everywhere; what they gain here is the instruction that counts bits. */
+WITH_AVX2 static int64_t count_bits(const uint8_t *bits, int64_t nbytes) { return count_bits_loop(bits, nbytes); }
+WITH_AVX2 static int64_t columns(const uint8_t *bits, int64_t n, uint8_t *target) {
+    return columns_loop(bits, n, target);
+}
+
 void enter_compaction_avx2(struct inner *table) {
     table->compact4 = compact4;
     table->compact2 = compact2;
     table->scatter4 = scatter4;
     table->scatter2 = scatter2;
+    table->count_bits = count_bits;
+    table->columns = columns;
 }
 #endif

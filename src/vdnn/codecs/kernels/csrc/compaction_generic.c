@@ -1,7 +1,6 @@
 /* Packing the elements whose bit is set, and spreading them again, in plain C. */
+#include "bit_loops.h"
 #include "kernels.h"
-
-#include <string.h>
 
 /* Every element is written and the position advances only past those that stay: no branch to mispredict. */
 #define COMPACT(name, type)                                                                                            \
@@ -26,23 +25,14 @@ COMPACT(compact2, uint16_t)
 SCATTER(scatter4, uint32_t)
 SCATTER(scatter2, uint16_t)
 
-/* Eight places at a time, in the bytes of one integer; a row's positions fit a byte, so adding the byte's own position
- * to all eight never carries. Past the set bits there is rubbish, which the next eight overwrite: hence the slack. */
-static int64_t columns(const uint8_t *bits, int64_t n, uint8_t *target) {
-    int64_t count = 0;
-    for (int64_t byte = 0; byte < ceil_div(n, 8); byte++) {
-        uint64_t base = (uint64_t)(8 * byte % ROW) * 0x0101010101010101;
-        uint64_t places = PLACES[bits[byte]] + base;
-        memcpy(target + count, &places, sizeof places);
-        count += __builtin_popcount(bits[byte]);
-    }
-    return count;
-}
+static int64_t count_bits(const uint8_t *bits, int64_t nbytes) { return count_bits_loop(bits, nbytes); }
+static int64_t columns(const uint8_t *bits, int64_t n, uint8_t *target) { return columns_loop(bits, n, target); }
 
 void enter_compaction_generic(struct inner *table) {
     table->compact4 = compact4;
     table->compact2 = compact2;
     table->scatter4 = scatter4;
     table->scatter2 = scatter2;
+    table->count_bits = count_bits;
     table->columns = columns;
 }

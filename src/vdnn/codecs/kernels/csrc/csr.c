@@ -1,7 +1,7 @@
 /* Sparse data, CSR form: csr_encode and csr_decode. See ../sparse_layout.py and ../reference_sparse.py.
  *
- * Sixteen rows are one block of the mask form, so the bits of a block, kept on the stack, serve both directions of
- * thinking: the values are packed by them, and the columns are their positions.
+ * Sixteen rows are a block of the mask form. Its bits, kept on the stack, say which values to pack, and their positions
+ * are the columns. Note: [One pass] in sparse.c tells how tiles learn where they begin.
  */
 #include "sparse.h"
 
@@ -11,64 +11,52 @@ enum { ROWS = BLOCK / ROW };
 
 struct encoding {
     const uint32_t *source;
-    int64_t n, first_block; /* of the tile that is worked on */
+    int64_t n;
     enum format format;
     uint32_t *rows;
     uint8_t *columns, *values;
     int64_t capacity;
+    struct turn turn;
 };
 
-static int64_t block_bits(const struct encoding *job, int64_t block, uint8_t bits[BLOCK / 8]) {
-    struct question nonzero = {UNSIGNED, NONZERO, 4, 0, 0};
-    int64_t n = smaller(BLOCK, job->n - block * BLOCK);
-    inner()->pack_mask(job->source + block * BLOCK, n, nonzero, bits);
-    return n;
+/* Where each row of a block begins; returns where the block ends. */
+static int64_t write_rows(const uint8_t *bits, int64_t n, int64_t start, uint32_t *rows) {
+    for (int64_t first = 0; first < n; first += ROW) {
+        *rows++ = (uint32_t)start;
+        start += inner()->count_bits(bits + first / 8, ceil_div(smaller(ROW, n - first), 8));
+    }
+    return start;
 }
 
-/* Afterwards rows[r + 1] is the number of non-zeros of row r. */
-static void measure_blocks(void *context, int64_t begin, int64_t end) {
+static void fill_block(const struct encoding *job, int64_t block, const uint8_t *bits, int64_t n, int64_t start) {
+    uint8_t columns[BLOCK + SLACK];
+    memcpy(job->columns + start, columns, (size_t)inner()->columns(bits, n, columns));
+    write_values((const uint8_t *)(job->source + block * BLOCK), bits, n, 4, job->format,
+                 job->values + values_nbytes(start, 4, job->format));
+}
+
+static void encode_tile(void *context, int64_t begin, int64_t end) {
     struct encoding *job = context;
-    uint8_t bits[BLOCK / 8];
-    for (int64_t block = job->first_block + begin; block < job->first_block + end; block++) {
-        int64_t n = block_bits(job, block, bits);
-        for (int64_t first = 0; first < n; first += ROW) {
-            int64_t nbytes = ceil_div(smaller(ROW, n - first), 8);
-            job->rows[block * ROWS + first / ROW + 1] = (uint32_t)count_bits(bits + first / 8, nbytes);
-        }
+    const struct question nonzero = {UNSIGNED, NONZERO, 4, 0, 0};
+    uint8_t bits[TILE * BLOCK / 8];
+    int64_t n = smaller(end * BLOCK, job->n) - begin * BLOCK;
+    inner()->pack_mask(job->source + begin * BLOCK, n, nonzero, bits);
+    int64_t start = take_turn(&job->turn, begin / TILE, inner()->count_bits(bits, ceil_div(n, 8)));
+    for (int64_t block = begin; block < end; block++) {
+        const uint8_t *own = bits + (block - begin) * BLOCK / 8;
+        int64_t own_n = smaller(BLOCK, job->n - block * BLOCK);
+        int64_t next = write_rows(own, own_n, start, job->rows + block * ROWS);
+        if (next <= job->capacity) fill_block(job, block, own, own_n, start);
+        start = next;
     }
 }
 
-static void fill_blocks(void *context, int64_t begin, int64_t end) {
-    struct encoding *job = context;
-    int64_t num_rows = ceil_div(job->n, ROW);
-    uint8_t bits[BLOCK / 8], columns[BLOCK + SLACK];
-    for (int64_t block = job->first_block + begin; block < job->first_block + end; block++) {
-        int64_t start = job->rows[block * ROWS], next = job->rows[smaller((block + 1) * ROWS, num_rows)];
-        if (next > job->capacity) return;
-        int64_t n = block_bits(job, block, bits);
-        memcpy(job->columns + start, columns, (size_t)inner()->columns(bits, n, columns));
-        write_values((const uint8_t *)(job->source + block * BLOCK), bits, n, 4, job->format,
-                     job->values + values_nbytes(start, 4, job->format));
-    }
-}
-
-/* In tiles as the mask form; a tile is 1 MiB of elements. */
 EXPORT int64_t vdnn_csr_encode(const uint32_t *source, int64_t n, int format, uint32_t *rows, uint8_t *columns,
                                uint8_t *values, int64_t capacity, int threads) {
-    enum { TILE = 64 };
-    struct encoding job = {source, n, 0, (enum format)format, rows, columns, values, capacity};
-    int64_t num_blocks = ceil_div(n, BLOCK), num_rows = ceil_div(n, ROW);
-    int team = team_size(4 * n, threads);
-    int64_t tile = team == 1 ? TILE : num_blocks;
-    rows[0] = 0;
-    for (int64_t first = 0; first < num_blocks; first += tile) {
-        int64_t blocks = smaller(tile, num_blocks - first), last_row = smaller((first + blocks) * ROWS, num_rows);
-        job.first_block = first;
-        in_chunks(blocks, TILE, 4 * n, team, measure_blocks, &job);
-        for (int64_t row = first * ROWS; row < last_row; row++) rows[row + 1] += rows[row];
-        in_chunks(blocks, TILE, 4 * n, team, fill_blocks, &job);
-    }
-    return rows[num_rows];
+    struct encoding job = {source, n, (enum format)format, rows, columns, values, capacity, {0, 0}};
+    in_chunks(ceil_div(n, BLOCK), TILE, 4 * n, threads, encode_tile, &job);
+    rows[ceil_div(n, ROW)] = (uint32_t)job.turn.offset;
+    return job.turn.offset;
 }
 
 struct decoding {

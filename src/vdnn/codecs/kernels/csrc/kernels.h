@@ -60,7 +60,7 @@ struct factors {
  *
  * compact writes the elements whose bit is set one after the other and returns how many; it may write SLACK elements
  * past them, so that a whole vector can be stored at a time. scatter is its inverse with zeros in between; values ends
- * at values_end and is never read past it. columns writes the positions of set bits, relative to a row.
+ * at values_end and is never read past it. columns writes the positions of set bits within their rows.
  */
 struct inner {
     void (*pack_mask)(const void *source, int64_t n, struct question question, uint8_t *bits);
@@ -75,6 +75,7 @@ struct inner {
                      uint32_t *target);
     void (*scatter2)(const uint16_t *values, const uint16_t *values_end, const uint8_t *bits, int64_t n,
                      uint16_t *target);
+    int64_t (*count_bits)(const uint8_t *bits, int64_t nbytes);
     int64_t (*columns)(const uint8_t *bits, int64_t n, uint8_t *target);
 };
 
@@ -90,12 +91,12 @@ void enter_compaction_generic(struct inner *table);
 void enter_masks_avx2(struct inner *table);
 void enter_floats_avx2(struct inner *table);
 void enter_compaction_avx2(struct inner *table);
-void enter_masks_avx512(struct inner *table);
 void enter_compaction_avx512(struct inner *table);
 #endif
 
 /* Calls work(context, begin, end) for [0, n) in chunks, on up to `threads` threads (0: as many as OpenMP would use).
- * nbytes is what the whole moves: little work stays on the calling thread. */
+ * nbytes is what the whole moves: little work stays on the calling thread. Chunks are begun in ascending order, so a chunk
+ * may wait for something an earlier one does. */
 typedef void chunk_work(void *context, int64_t begin, int64_t end);
 void in_chunks(int64_t n, int64_t chunk, int64_t nbytes, int threads, chunk_work *work, void *context);
 int team_size(int64_t nbytes, int threads);

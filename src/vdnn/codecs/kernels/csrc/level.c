@@ -33,7 +33,6 @@ static void fill_x86_tables(void) {
     enter_floats_avx2(&tables[AVX2]);
     enter_compaction_avx2(&tables[AVX2]);
     tables[AVX512] = tables[AVX2];
-    enter_masks_avx512(&tables[AVX512]);
     enter_compaction_avx512(&tables[AVX512]);
 }
 #endif

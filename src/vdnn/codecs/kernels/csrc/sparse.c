@@ -1,27 +1,15 @@
 /* Sparse data, mask form: sparse_encode and sparse_decode. See ../sparse_layout.py and ../reference_sparse.py.
  *
- * Encoding goes over the data twice. First every block gets its bits and its size; a running sum of the sizes says where
- * each block's values begin; then the blocks are packed, in any order. Short floats are packed as float32 into a buffer
- * on the stack first, and reduced from there.
+ * Note: [One pass]. Where a block's values begin depends on all blocks before it, yet the data is read from memory once
+ * and by all threads. A tile of blocks gets its bits and sizes first; then its thread waits for the offset at which the
+ * previous tile ends, adds its own size, passes the sum on and packs the values, from its cache, while others do the same
+ * with theirs. Merrill and Garland's single-pass scan (2016) works so on a GPU. Tiles are begun in order, so the one that
+ * is waited for is always under way.
  */
 #include "sparse.h"
 
+#include <sched.h>
 #include <string.h>
-
-/* Blocks between which the running sum is taken: what one thread read for the bits is then still in its cache (1 MiB)
- * when it packs. */
-enum { TILE = 64 };
-
-int64_t count_bits(const uint8_t *bits, int64_t nbytes) {
-    int64_t count = 0, i = 0;
-    for (; i + 8 <= nbytes; i += 8) {
-        uint64_t word;
-        memcpy(&word, bits + i, sizeof word);
-        count += __builtin_popcountll(word);
-    }
-    for (; i < nbytes; i++) count += __builtin_popcount(bits[i]);
-    return count;
-}
 
 int64_t values_nbytes(int64_t count, int element_nbytes, enum format format) {
     switch (format) {
@@ -43,53 +31,59 @@ void write_values(const uint8_t *source, const uint8_t *bits, int64_t n, int ele
         inner()->reduce[format]((const float *)packed, count, values);
 }
 
+int64_t take_turn(struct turn *turn, int64_t tile, int64_t size) {
+    for (int tries = 0; __atomic_load_n(&turn->tile, __ATOMIC_ACQUIRE) != tile; tries++)
+        if (tries > 1000) sched_yield(); /* the thread that is waited for may be waiting for this core */
+    int64_t start = turn->offset;
+    turn->offset = start + size;
+    __atomic_store_n(&turn->tile, tile + 1, __ATOMIC_RELEASE);
+    return start;
+}
+
 struct encoding {
     const uint8_t *source;
-    int64_t n, first_block; /* of the tile that is worked on */
+    int64_t n;
     int element_nbytes;
     enum format format;
     uint8_t *bits;
     int64_t *starts;
     uint8_t *values;
     int64_t capacity;
+    struct turn turn;
 };
 
-static void measure_blocks(void *context, int64_t begin, int64_t end) {
-    struct encoding *job = context;
-    struct question nonzero = {UNSIGNED, NONZERO, job->element_nbytes, 0, 0};
-    for (int64_t block = job->first_block + begin; block < job->first_block + end; block++) {
-        int64_t first = block * BLOCK, n = smaller(BLOCK, job->n - first);
-        inner()->pack_mask(job->source + first * job->element_nbytes, n, nonzero, job->bits + first / 8);
-        int64_t count = count_bits(job->bits + first / 8, ceil_div(n, 8));
-        job->starts[block + 1] = values_nbytes(count, job->element_nbytes, job->format);
-    }
+/* Bits and size of one block. */
+static int64_t measure_block(const struct encoding *job, int64_t block) {
+    const struct question nonzero = {UNSIGNED, NONZERO, job->element_nbytes, 0, 0};
+    int64_t first = block * BLOCK, n = smaller(BLOCK, job->n - first);
+    inner()->pack_mask(job->source + first * job->element_nbytes, n, nonzero, job->bits + first / 8);
+    return values_nbytes(inner()->count_bits(job->bits + first / 8, ceil_div(n, 8)), job->element_nbytes, job->format);
 }
 
-static void fill_blocks(void *context, int64_t begin, int64_t end) {
+static void fill_block(const struct encoding *job, int64_t block, int64_t start) {
+    int64_t first = block * BLOCK, n = smaller(BLOCK, job->n - first);
+    write_values(job->source + first * job->element_nbytes, job->bits + first / 8, n, job->element_nbytes, job->format,
+                 job->values + start);
+}
+
+static void encode_tile(void *context, int64_t begin, int64_t end) {
     struct encoding *job = context;
-    for (int64_t block = job->first_block + begin; block < job->first_block + end; block++) {
-        if (job->starts[block + 1] > job->capacity) return;
-        int64_t first = block * BLOCK, n = smaller(BLOCK, job->n - first);
-        write_values(job->source + first * job->element_nbytes, job->bits + first / 8, n, job->element_nbytes,
-                     job->format, job->values + job->starts[block]);
+    int64_t sizes[TILE], total = 0;
+    for (int64_t block = begin; block < end; block++) total += sizes[block - begin] = measure_block(job, block);
+    int64_t start = take_turn(&job->turn, begin / TILE, total);
+    for (int64_t block = begin; block < end; block++) {
+        job->starts[block] = start;
+        int64_t next = start + sizes[block - begin];
+        if (next <= job->capacity) fill_block(job, block, start);
+        start = next;
     }
 }
 
 EXPORT int64_t vdnn_sparse_encode(const uint8_t *source, int64_t n, int element_nbytes, int format, uint8_t *bits,
                                   int64_t *starts, uint8_t *values, int64_t capacity, int threads) {
-    struct encoding job = {source, n, 0, element_nbytes, (enum format)format, bits, starts, values, capacity};
-    int64_t num_blocks = ceil_div(n, BLOCK), nbytes = n * element_nbytes;
-    int team = team_size(nbytes, threads);
-    int64_t tile = team == 1 ? TILE : num_blocks; /* a team would meet twice per tile, and wait for its slowest */
-    starts[0] = 0;
-    for (int64_t first = 0; first < num_blocks; first += tile) {
-        int64_t blocks = smaller(tile, num_blocks - first);
-        job.first_block = first;
-        in_chunks(blocks, TILE, nbytes, team, measure_blocks, &job);
-        for (int64_t block = first; block < first + blocks; block++) starts[block + 1] += starts[block];
-        in_chunks(blocks, TILE, nbytes, team, fill_blocks, &job);
-    }
-    return starts[num_blocks];
+    struct encoding job = {source, n, element_nbytes, (enum format)format, bits, starts, values, capacity, {0, 0}};
+    in_chunks(ceil_div(n, BLOCK), TILE, n * element_nbytes, threads, encode_tile, &job);
+    return starts[ceil_div(n, BLOCK)] = job.turn.offset;
 }
 
 struct decoding {
@@ -107,7 +101,7 @@ static void scatter_block(const struct decoding *job, const uint8_t *bits, int64
                           uint8_t *target) {
     uint32_t expanded[BLOCK + SLACK];
     if (job->format != RAW) {
-        inner()->expand[job->format](values, count_bits(bits, ceil_div(n, 8)), (float *)expanded);
+        inner()->expand[job->format](values, inner()->count_bits(bits, ceil_div(n, 8)), (float *)expanded);
         inner()->scatter4(expanded, expanded + BLOCK + SLACK, bits, n, (uint32_t *)target);
     } else if (job->element_nbytes == 4) {
         const uint32_t *end = (const uint32_t *)values + (job->values_end - values) / 4;

@@ -38,8 +38,10 @@ void in_chunks(int64_t n, int64_t chunk, int64_t nbytes, int threads, chunk_work
         for (int64_t begin = 0; begin < n; begin += chunk) work(context, begin, smaller(begin + chunk, n));
         return;
     }
-#pragma omp parallel for schedule(dynamic, 1) num_threads(team)
-    for (int64_t k = 0; k < num_chunks; k++) work(context, k * chunk, smaller((k + 1) * chunk, n));
+    int64_t next = 0;
+#pragma omp parallel num_threads(team)
+    for (int64_t k; (k = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED)) < num_chunks;)
+        work(context, k * chunk, smaller((k + 1) * chunk, n));
 }
 
 struct copy {
