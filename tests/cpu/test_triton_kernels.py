@@ -252,7 +252,7 @@ def test_an_index_into_the_padding_is_refused(run: Run) -> None:
     """-1 would be the column before the first, which the first window does cover."""
     pooled = Pooled("overlapping", False)
     pooled.indices[0] = -1
-    with pytest.raises(ValueError, match="^element 0 has index -1, which is not in its window"):
+    with pytest.raises(ValueError, match=r"^element 0 has index -1, which is not in its window"):
         run("pack_window", pooled.indices, pooled.window, filled(pooled.window.codes_nbytes))
 
 
