@@ -1,0 +1,266 @@
+"""What holding feature maps encoded saves, and what it costs: Gist's five networks (Jain et al., ISCA 2018).
+
+Two parts. The planner's: peaks on the paper's machine, a Titan X, with its minibatch of 64; nothing is allocated. The
+figure is the paper's memory footprint ratio, keep-all's peak over the plan's, beside what was published. Because the
+weights of fully connected layers fill much of AlexNet and OverFeat and no encoding touches them, a second table leaves
+parameters, their gradients and buffers out.
+
+The measured one: steps on this machine. All plans of a network share its weights and inputs and take turns in one
+process, each round starting with another, so that whatever else the machine does falls on all; the figure is the ratio
+of medians, and every trial is in the record. Peaks are exact tensor bytes of a watched step. `sign-masks` is `gist`
+with nothing but ReLU's bits: its backward reads bits instead of values, which should cost nothing.
+
+    python benchmarks/gist.py                                        # about a quarter of an hour on two cores
+    python benchmarks/gist.py --planner-only
+    python benchmarks/gist.py --networks vgg16 --batch 4 --rounds 5 --save gist.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, quantiles
+from typing import Any
+
+import torch
+from provenance import Record, provenance
+
+import vdnn
+from vdnn import models
+from vdnn.api import session_of
+from vdnn.ir import Role
+from vdnn.models.spec import Workload
+from vdnn.plan.actions import Encode
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.strategies import STRATEGIES, gist, solve
+from vdnn.plan.timeline import ROLES, Timeline
+from vdnn.plan.validate import check
+from vdnn.units import format_nbytes, format_seconds
+
+PAPER_BATCH = 64
+PUBLISHED = {"gist": "about 1.4", "chosen": "1.8, up to 2"}
+"""Averages over the five networks. The second is the abstract's; the first is known at second hand."""
+
+WEIGHTS = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.GRADIENT})
+BASE = "keep-all"
+GISTS = ("gist", "gist-fp16", "gist-fp10", "gist-fp8")
+SIGN_MASKS = "sign-masks"
+WARM_UP = 2  # the first step is watched; in the second, memory pools fill
+
+
+@dataclass(frozen=True)
+class Network:
+    """`batch` is what a step is measured with here. `format` is the paper's smallest one that trained without loss of
+    accuracy; where it is not known (`is_guess`), fp10, the middle one."""
+
+    name: str
+    title: str
+    batch: int
+    format: str
+    is_guess: bool = False
+    is_papers: bool = True
+
+
+NETWORKS = (
+    Network("alexnet", "AlexNet", 32, "fp8"),
+    Network("nin", "NiN", 32, "fp10", is_guess=True),
+    Network("overfeat", "OverFeat", 32, "fp8"),
+    Network("vgg16", "VGG-16", 8, "fp16"),
+    Network("googlenet", "Inception (GoogLeNet)", 16, "fp10"),
+    Network("inception-v3", "Inception v3", 4, "fp10", is_guess=True, is_papers=False),
+)
+
+
+def solve_sign_masks(problem: Problem) -> Plan:
+    """Gist's plan with only those decisions that keep the sign of what a ReLU made."""
+    decisions = gist.solve(problem).decisions
+    signs = (d for d in decisions if isinstance(d.action, Encode) and d.action.codec == "sign-mask")
+    return Plan(problem, SIGN_MASKS, tuple(signs))
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The peak of a step, and the peak of what is no weight: the two may lie at different instructions."""
+
+    peak_nbytes: int
+    maps_nbytes: int
+
+
+def footprint(timeline: Timeline) -> Footprint:
+    no_weights = [row for row, role in enumerate(ROLES) if role not in WEIGHTS]
+    maps = timeline.nbytes[timeline.device][no_weights].sum(axis=0)
+    return Footprint(timeline.peak_nbytes, int(maps.max()))
+
+
+# The planner's part
+
+
+def planned(network: Network) -> dict[str, Footprint]:
+    """By strategy. The graph is captured once, on meta tensors."""
+    load = models.load(network.name, PAPER_BATCH, device="meta")
+    problem = vdnn.plan(load.step, load.args, device="titan-x").problem
+    return {name: footprint(check(solve(problem, name)).timeline) for name in (BASE, *GISTS)}
+
+
+def ratios(network: Network, found: Mapping[str, Footprint], field: str) -> dict[str, float]:
+    base = getattr(found[BASE], field)
+    ratio_of = {name: base / getattr(found[name], field) for name in GISTS}
+    return ratio_of | {"chosen": ratio_of[f"gist-{network.format}"]}
+
+
+def planner_part(networks: Sequence[Network], record: Record) -> None:
+    record.say(f"## Planned for a Titan X, minibatch {PAPER_BATCH}: keep-all's peak over the plan's", "")
+    found = {network: planned(network) for network in networks}
+    for field, title in (
+        ("peak_nbytes", "Everything counted"),
+        ("maps_nbytes", "Without parameters, their gradients and buffers"),
+    ):
+        record.say(f"### {title}")
+        record.table(("network", BASE, *GISTS, "paper's smallest format"), planner_rows(found, field))
+
+
+def planner_rows(found: Mapping[Network, Mapping[str, Footprint]], field: str) -> Iterator[list[str]]:
+    columns: dict[str, list[float]] = {name: [] for name in (*GISTS, "chosen")}
+    for network, footprints in found.items():
+        row = ratios(network, footprints, field)
+        chosen = f"{row['chosen']:.2f} ({network.format}{', a guess' if network.is_guess else ''})"
+        base = format_nbytes(getattr(footprints[BASE], field))
+        yield [network.title, base, *(f"{row[name]:.2f}" for name in GISTS), chosen]
+        for name in columns if network.is_papers else ():
+            columns[name].append(row[name])
+    if all(columns.values()):
+        yield [f"average of the paper's {len(columns['gist'])}", "", *(f"{fmean(c):.2f}" for c in columns.values())]
+    if field == "peak_nbytes":
+        yield ["published average", "", *(PUBLISHED.get(name, "") for name in columns)]
+
+
+# The measured part
+
+
+@dataclass
+class Contender:
+    """One plan of a network under measurement."""
+
+    name: str
+    step: Callable[..., Any]
+    seconds: list[float]
+
+    @property
+    def footprint(self) -> Footprint:
+        (executor,) = session_of(self.step).executors
+        assert executor.measured.timeline is not None, "the first step was to be watched"
+        return footprint(executor.measured.timeline)
+
+    @property
+    def num_too_dense(self) -> int:
+        """How often data did not fit the room its code was given, over all steps."""
+        (executor,) = session_of(self.step).executors
+        return executor.codes.found.num_too_dense
+
+
+def measured(network: Network, batch: int, strategies: Sequence[str], rounds: int) -> list[Contender]:
+    torch.manual_seed(0)
+    load = models.load(network.name, batch)
+    entries = [Contender(n, vdnn.virtualize(load.step, sample=load.args, strategy=n), []) for n in strategies]
+    for entry in entries:
+        for _ in range(WARM_UP):
+            run_step(load, entry.step)
+    for number in range(rounds):
+        for position in range(len(entries)):
+            entry = entries[(number + position) % len(entries)]
+            entry.seconds.append(run_step(load, entry.step))
+    return entries
+
+
+def run_step(load: Workload, step: Callable[..., Any]) -> float:
+    load.model.zero_grad(set_to_none=True)
+    begin = time.perf_counter()
+    step(*load.args).backward()
+    return time.perf_counter() - begin
+
+
+def over(entry: Contender, base: Contender) -> float:
+    return median(entry.seconds) / median(base.seconds)
+
+
+def spread(entry: Contender, base: Contender) -> str:
+    """The middle half of the ratios within a round."""
+    within = sorted(ours / its for ours, its in zip(entry.seconds, base.seconds, strict=True))
+    if len(within) < 2:
+        return ""
+    low, _, high = quantiles(within, n=4, method="inclusive")
+    return f"{low:.3f} – {high:.3f}"
+
+
+HEAD = ("network", "batch", "plan", "peak", "keep-all / it", "without weights", "step", "over keep-all")
+MORE = ("middle half of rounds", "codes too small")
+
+
+def measured_part(networks: Sequence[Network], arguments: argparse.Namespace, record: Record) -> None:
+    record.say(f"## Measured here: medians of {arguments.rounds} interleaved steps")
+    times: dict[str, list[float]] = {}
+    trials: list[str] = []
+    record.table((*HEAD, *MORE), measured_rows(networks, arguments, times, trials))
+    for name, found in times.items():
+        record.say(f"- {name}: average over {len(found)} network(s) {fmean(found):.3f} of keep-all's time")
+    record.say("", "### Every trial, in seconds, in the order of the rounds", "", "```text", *trials, "```")
+
+
+def measured_rows(
+    networks: Sequence[Network], arguments: argparse.Namespace, times: dict[str, list[float]], trials: list[str]
+) -> Iterator[list[str]]:
+    """Rows as they are measured; what they sum up goes into `times` and `trials`."""
+    for network in networks:
+        batch = arguments.batch or network.batch
+        entries = measured(network, batch, [BASE, *arguments.strategies], arguments.rounds)
+        base = entries[0]
+        for entry in entries:
+            yield [network.title, str(batch), *cells(entry, base)]
+            trials.append(f"{network.name:13} {entry.name:11}" + "".join(f" {s:7.3f}" for s in entry.seconds))
+            if entry is not base:
+                times.setdefault(entry.name, []).append(over(entry, base))
+
+
+def cells(entry: Contender, base: Contender) -> list[str]:
+    held, baseline = entry.footprint, base.footprint
+    return [
+        entry.name,
+        format_nbytes(held.peak_nbytes),
+        f"{baseline.peak_nbytes / held.peak_nbytes:.2f}",
+        f"{baseline.maps_nbytes / held.maps_nbytes:.2f}",
+        format_seconds(median(entry.seconds)),
+        f"{over(entry, base):.3f}",
+        spread(entry, base),
+        str(entry.num_too_dense),
+    ]
+
+
+def main() -> None:
+    STRATEGIES[SIGN_MASKS] = solve_sign_masks
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [network.name for network in NETWORKS]
+    parser.add_argument("--networks", nargs="*", choices=names, default=None)
+    parser.add_argument("--strategies", nargs="*", choices=[SIGN_MASKS, *GISTS], default=[SIGN_MASKS, *GISTS])
+    parser.add_argument("--batch", type=int, default=None, help="of measured steps; the planner's is the paper's")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--planner-only", action="store_true")
+    parser.add_argument("--measured-only", action="store_true")
+    parser.add_argument("--save", type=Path, default=None, help="a file for what is printed")
+    arguments = parser.parse_args()
+    record = Record()
+    record.say(*provenance(), "")
+    if not arguments.measured_only:
+        planner_part([n for n in NETWORKS if n.name in (arguments.networks or names)], record)
+    if not arguments.planner_only:
+        ours = arguments.networks or [network.name for network in NETWORKS if network.is_papers]
+        measured_part([n for n in NETWORKS if n.name in ours], arguments, record)
+    if arguments.save is not None:
+        record.save(arguments.save)
+
+
+if __name__ == "__main__":
+    main()
