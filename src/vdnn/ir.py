@@ -85,6 +85,7 @@ class Trait(StrEnum):
     VIEW = "view"  # its outputs share its input's storage and nothing is computed
     IN_PLACE = "in-place"  # it writes into a storage that exists already
     RANDOM = "random"  # repeating it draws other numbers unless the generator's state is replayed
+    UPDATES = "updates"  # beside its results it updates inputs (running statistics): a replay leaves that out
     COLLECTIVE = "collective"  # other processes take part: repeating it alone hangs
     MUST_KEEP = (
         "must keep"  # an effect outside its outputs, or unknown to the trait table: never repeated, never dropped
@@ -229,6 +230,21 @@ class Graph:
                 yield step, self.values[read.value].storage
             for value in op.writes:
                 yield step, self.values[value].storage
+
+    def replayed(self, step: int) -> tuple[tuple[Read, ...], tuple[int, ...]]:
+        """What an op reads and writes when it runs again: everything, except that statistics are not updated twice."""
+        op = self.ops[step]
+        if not op.has(Trait.UPDATES):
+            return op.reads, op.writes
+        updated = {
+            self.values[value].storage
+            for value in op.writes
+            if self.storages[self.values[value].storage].role in PERSISTENT_ROLES
+        }
+        return (
+            tuple(read for read in op.reads if self.values[read.value].storage not in updated),
+            tuple(value for value in op.writes if self.values[value].storage not in updated),
+        )
 
     @cached_property
     def stashed(self) -> tuple[int, ...]:

@@ -96,6 +96,16 @@ _NEEDS_OF_CALL: dict[str, Callable[[Arguments], Needs]] = {
 }
 
 
+WITHOUT_UPDATES: dict[Any, tuple[Any, frozenset[str]]] = {
+    torch.ops.aten._native_batch_norm_legit.default: (
+        torch.ops.aten._native_batch_norm_legit.no_stats,
+        frozenset({"running_mean", "running_var"}),
+    ),
+}
+"""Ops that update their inputs on the way, the form that does not, and the arguments it does without. Its results are
+the same bit for bit: in training, statistics come from the batch."""
+
+
 def named_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of a call by the names of the op's schema, defaults filled in."""
     named: dict[str, Any] = {}
@@ -131,6 +141,8 @@ def traits_of(op: object) -> frozenset[Trait]:
         traits.add(Trait.IN_PLACE)
     elif op.is_view or op is torch.ops.aten._unsafe_view.default:
         traits.add(Trait.VIEW)
+    if op in WITHOUT_UPDATES:
+        traits.add(Trait.UPDATES)
     if torch.Tag.nondeterministic_seeded in op.tags:
         traits.add(Trait.RANDOM)
     return frozenset(traits)

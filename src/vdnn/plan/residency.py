@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vdnn.ir import Need, Role
+from vdnn.ir import Need, Read, Role
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
@@ -103,13 +103,13 @@ class _Book:
         op = self.graph.ops[instruction.op]
         for value in op.writes:
             self._take(self.storage_of[value], position)
-        self._touch_reads(position, instruction.op)
+        self._touch(position, instruction.op, op.reads)
 
     def replay(self, position: int, instruction: Instruction) -> None:
-        self._touch_reads(position, instruction.op)
-        op = self.graph.ops[instruction.op]
-        read = {self.storage_of[r.value] for r in op.reads}
-        for storage in {self.storage_of[value] for value in op.writes}:
+        reads, writes = self.graph.replayed(instruction.op)
+        self._touch(position, instruction.op, reads)
+        read = {self.storage_of[r.value] for r in reads}
+        for storage in {self.storage_of[value] for value in writes}:
             if storage in instruction.keeps:
                 self._take(storage, position)
             elif storage not in read:  # a fresh output that nobody asked for: gone with the instruction
@@ -162,8 +162,8 @@ class _Book:
                 last = end if storage in self.to_the_end else self.touched[storage]
                 self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, since, last)
 
-    def _touch_reads(self, position: int, op: int) -> None:
-        for read in self.graph.ops[op].reads:  # reading the shape of something away leaves no trace
+    def _touch(self, position: int, op: int, reads: Sequence[Read]) -> None:
+        for read in reads:  # reading the shape of something away leaves no trace
             storage = self.storage_of[read.value]
             if self.since[storage] >= 0:
                 self.touched[storage] = position

@@ -123,12 +123,14 @@ class _Walker:
         for trait in (Trait.COLLECTIVE, Trait.MUST_KEEP):
             if op.has(trait):
                 self._complain(f"step {step} replays {op.name!r} ({op.target}), which may not run twice: {trait}")
+        left_out = self._statistics(op)
         for read in op.reads:
-            self._check_source(step, op_step, self.graph.values[read.value].storage, read.need)
-        touched = {storage for storage in self._sources(op_step) if storage in self.whole}
+            if self.graph.values[read.value].storage not in left_out:
+                self._check_source(step, op_step, self.graph.values[read.value].storage, read.need)
+        touched = {storage for storage in self._sources(op_step) if storage in self.whole} - left_out
         begins: list[int] = []
         passing_nbytes = self._workspace_nbytes(op_step)
-        for storage in {self.graph.values[value].storage for value in op.writes}:
+        for storage in {self.graph.values[value].storage for value in op.writes} - left_out:
             if storage in wanted:
                 if storage not in self.whole:
                     begins.append(storage)
@@ -191,6 +193,11 @@ class _Walker:
             self.away[storage] = f"which is away ({action.kind}): it leaves after step {step}, {until}"
         for position in self.due["sent", step]:
             self._moment(step, (("encoded", position),))
+
+    def _statistics(self, op: Op) -> set[int]:
+        """What an op updates beside its results, which a replay neither reads nor updates."""
+        written = {self.graph.values[value].storage for value in op.writes} if op.has(Trait.UPDATES) else set()
+        return {storage for storage in written if self.graph.storages[storage].role in PERSISTENT_ROLES}
 
     def _check_source(self, step: int, op_step: int, storage: int, need: Need) -> None:
         op = self.graph.ops[op_step]

@@ -31,14 +31,16 @@ from vdnn.capture.nodes import (
     set_phase,
     set_value,
 )
-from vdnn.ir import Phase
+from vdnn.ir import Need, Phase
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind, schedule
-from vdnn.rewrite.writer import HalfWriter, nodes_by_storage
+from vdnn.rewrite.writer import HalfWriter, nodes_by_storage, random_replays
 from vdnn.runtime.steps import open_handle
 
 HANDLE = "vdnn_handle"
+RANDOM_STATE_NBYTES = 5056
+"""Of the CPU's generator. AOTAutograd wants a size; nothing depends on it where a device's is another."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,18 @@ class Code:
         return f"vdnn_code_{self.decision}"
 
 
-Saved = fx.Node | Code | None
+@dataclass(frozen=True, slots=True)
+class RandomState:
+    """Where the generator stood before a random op that backward runs again."""
+
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"vdnn_random_state_{self.step}"
+
+
+Saved = fx.Node | Code | RandomState | None
 """What crosses from forward to backward through autograd. None stands for the handle."""
 
 
@@ -108,7 +121,8 @@ def _saved(
     )
     crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
-    return [*checked, None, *_codes_after(plan, forward), *(node for node in crossing if is_unchecked_save(node))]
+    ours = [None, *_codes_after(plan, forward), *map(RandomState, random_replays(plan))]
+    return [*checked, *ours, *(node for node in crossing if is_unchecked_save(node))]
 
 
 def _codes_after(plan: Plan, program: Sequence[Instruction]) -> list[Code]:
@@ -153,6 +167,12 @@ def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instructio
                 value = lowered.value_of_node.get(node)
                 if value is None or lowered.graph.values[value].storage not in elsewhere:
                     yield node
+        elif instruction.kind is Kind.REPLAY:
+            for read in lowered.graph.replayed(instruction.op)[0]:
+                storage = lowered.graph.values[read.value].storage
+                if storage not in elsewhere and read.need not in (Need.SHAPE, Need.NOTHING):
+                    yield nodes_in[storage][0]  # any value of it will do: a replay looks at the whole storage
+            elsewhere.update(instruction.keeps)
 
 
 def _crosses(node: fx.Node) -> bool:
@@ -176,6 +196,8 @@ def _forward(
     handle = writer.graph.create_node("call_function", open_handle, name=HANDLE)
     _describe_handle(handle, joint, Phase.FORWARD)
     for item in saved:
+        if isinstance(item, RandomState):
+            _describe(_state_of(writer, item), joint, Phase.FORWARD, RANDOM_STATE_NBYTES, torch.uint8)
         if isinstance(item, Code):
             _describe(writer.codes[item.decision], joint, Phase.FORWARD, item.nbytes, torch.uint8)
     stash = [_stashed(writer, handle, item) for item in saved]
@@ -200,6 +222,9 @@ def _backward(
         elif isinstance(item, Code):
             _describe(placeholder, joint, Phase.FORWARD, item.nbytes, torch.uint8)
             writer.codes[item.decision] = placeholder
+        elif isinstance(item, RandomState):
+            _describe(placeholder, joint, Phase.FORWARD, RANDOM_STATE_NBYTES, torch.uint8)
+            writer.random_states[item.step] = placeholder
         else:
             placeholder.meta.update(item.meta)
             writer.copies[item] = placeholder
@@ -217,7 +242,15 @@ def _backward(
 def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:
     if item is None:
         return handle
+    if isinstance(item, RandomState):
+        return _state_of(writer, item)
     return writer.codes[item.decision] if isinstance(item, Code) else writer.read(item)
+
+
+def _state_of(writer: HalfWriter, item: RandomState) -> fx.Node:
+    state = writer.random_states[item.step]
+    assert state is not None, f"step {item.step} draws random numbers in forward"
+    return state
 
 
 def _describe_handle(node: fx.Node, joint: fx.GraphModule, phase: Phase) -> None:

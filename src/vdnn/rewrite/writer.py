@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from vdnn.capture.lower import Lowered
-from vdnn.capture.nodes import copy_meta, is_getitem, tensor_of
-from vdnn.errors import Unsupported
-from vdnn.ir import Need
+from vdnn.capture.nodes import copy_meta, is_getitem, tensor_of, tensors_of
+from vdnn.capture.traits import WITHOUT_UPDATES, named_arguments
+from vdnn.ir import Need, Read, Trait
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
-from vdnn.plan.schedule import Instruction, Kind
+from vdnn.plan.schedule import Instruction, Kind, schedule
 from vdnn.rewrite.from_code import from_code
 from vdnn.runtime import steps as runtime
 from vdnn.runtime.phantom import phantom
@@ -45,6 +45,7 @@ class HalfWriter:
             for position, decision in enumerate(plan.decisions)
             if isinstance(decision.action, Encode | EncodeOffload) and decision.action.direct
         }
+        self.random_states: dict[int, fx.Node | None] = dict.fromkeys(random_replays(plan))
         self._nodes_in = nodes_by_storage(lowered)
         self._results = _results_of_steps(lowered)
 
@@ -77,11 +78,7 @@ class HalfWriter:
             case Kind.DECODE:
                 self._flat[storage] = self._call(position, runtime.decode, decision, self.codes.pop(decision))
             case Kind.REPLAY:
-                raise Unsupported(
-                    f"the plan of strategy {self._plan.strategy!r} wants to"
-                    f" {instruction.label(self._plan.problem.graph)!r}, and this version does not recompute."
-                    " Use strategy='offload' or 'gist'."
-                )
+                self._replay(position, instruction)
 
     def _what_travels(self, instruction: Instruction) -> list[fx.Node]:
         """The code, once there is one; else a value of the storage, which shows all its bytes."""
@@ -100,15 +97,25 @@ class HalfWriter:
     def read(self, node: fx.Node) -> fx.Node:
         """The live copy of a joint node, made from the bytes of its storage if those have been away."""
         if node not in self.copies:
-            storage = self._storage_of(node)
-            assert storage in self._flat, f"{node} is read while its storage is away"
-            self.copies[node] = self.graph.call_function(runtime.look, (self._flat[storage], *_layout(node)))
+            there = self._any_look(self._storage_of(node))
+            assert there is not None, f"{node} is read while its storage is away"
+            self.copies[node] = self.graph.call_function(runtime.look, (there, *_layout(node)))
         return self.copies[node]
+
+    def _any_look(self, storage: int) -> fx.Node | None:
+        """Something that shows the bytes of a storage: what came back flat, or any value of it; None: it is away."""
+        if storage in self._flat:
+            return self._flat[storage]
+        return next(iter(self._live_copies(storage)[-1:]), None)
 
     def _run(self, position: int, step: int) -> None:
         node = self._lowered.nodes[step]
         coded = self._coded_source(step, node)
-        copy = self._copied(step, node) if coded is None else self._from_code(node, coded)
+        if step in self.random_states:
+            self.random_states[step] = self.graph.call_function(runtime.random_state, _devices(node))
+        copy = (
+            self._copied(node, self._lowered.graph.ops[step].reads) if coded is None else self._from_code(node, coded)
+        )
         self.copies[node] = copy
         self.position_of[copy] = position
         for result in self._results[node]:
@@ -138,19 +145,35 @@ class HalfWriter:
         copy_meta(node, copy)
         return copy
 
-    def _copied(self, step: int, node: fx.Node) -> fx.Node:
-        shells = self._shells(step, node)
+    def _replay(self, position: int, instruction: Instruction) -> None:
+        """Run an op again; of its results only those stay that somebody waits for."""
+        step, node = instruction.op, self._lowered.nodes[instruction.op]
+        copy = self._copied(node, self._lowered.graph.replayed(step)[0])
+        if step in self.random_states:
+            copy.args = (self.random_states[step], copy.target, *copy.args)  # type: ignore[arg-type]
+            copy.target = runtime.replay_random
+        elif node.target in WITHOUT_UPDATES:
+            _leave_out_updates(copy)
+        self.position_of[copy] = position
+        for result in (node, *self._results[node]):
+            value = self._lowered.value_of_node.get(result)
+            if value is not None and self._storage_of(result) in instruction.keeps:
+                made = copy if result is node else self.graph.node_copy(result, lambda _: copy)
+                self.copies[result] = made
+
+    def _copied(self, node: fx.Node, reads: Sequence[Read]) -> fx.Node:
+        shells = self._shells(node, reads)
         for source in node.all_input_nodes:
             if source not in shells:
                 self.read(source)
         return self.graph.node_copy(node, lambda s: shells[s] if s in shells else self.copies[s])
 
-    def _shells(self, step: int, node: fx.Node) -> dict[fx.Node, fx.Node]:
+    def _shells(self, node: fx.Node, reads: Sequence[Read]) -> dict[fx.Node, fx.Node]:
         """Stand-ins for what is away while an op wants to know only its shape. A plan may count on those."""
-        needs = {read.value: read.need for read in self._lowered.graph.ops[step].reads}
-        away = [s for s in node.all_input_nodes if s not in self.copies and self._storage_of(s) not in self._flat]
+        needs = {read.value: read.need for read in reads}
+        away = [s for s in node.all_input_nodes if s not in self.copies and self._any_look(self._storage_of(s)) is None]
         for source in away:
-            need = needs[self._lowered.value_of_node[source]]
+            need = needs.get(self._lowered.value_of_node[source], Need.NOTHING)
             assert need in (Need.SHAPE, Need.NOTHING), f"{node} needs {need} of {source}, whose storage is away"
         return {source: self.graph.call_function(phantom, _layout(source)) for source in away}
 
@@ -165,6 +188,25 @@ class HalfWriter:
 
     def _storage_of(self, node: fx.Node) -> int:
         return self._plan.problem.graph.values[self._lowered.value_of_node[node]].storage
+
+
+def random_replays(plan: Plan) -> list[int]:
+    """Steps that draw random numbers and are run again: they must draw the same ones."""
+    graph = plan.problem.graph
+    again = {instruction.op for instruction in schedule(plan) if instruction.kind is Kind.REPLAY}
+    return sorted(step for step in again if graph.ops[step].has(Trait.RANDOM))
+
+
+def _devices(node: fx.Node) -> tuple[torch.device, ...]:
+    return tuple(dict.fromkeys(tensor.device for tensor in tensors_of(node) if tensor is not None))
+
+
+def _leave_out_updates(copy: fx.Node) -> None:
+    """Turn a call that updates statistics into the one that does not."""
+    target, left_out = WITHOUT_UPDATES[copy.target]
+    arguments = named_arguments(copy.target, copy.args, copy.kwargs)  # type: ignore[arg-type]
+    copy.args, copy.kwargs = tuple(given for name, given in arguments.items() if name not in left_out), {}
+    copy.target = target
 
 
 def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]:

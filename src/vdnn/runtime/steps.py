@@ -8,9 +8,9 @@ thread has entered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -83,6 +83,33 @@ def decode(decision: int, code: torch.Tensor) -> torch.Tensor:
     """The bytes of the storage again."""
     step = _running.steps[-1]
     return step.codes.decode(decision, code, step.overflow)
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """What the next random op on this device will start from. The runtime's own: no tracker counts it."""
+    with torch._C._DisableTorchDispatch():
+        if device.type == "cpu":
+            return torch.get_rng_state()
+        return torch.get_device_module(device).get_rng_state(device)
+
+
+def replay_random(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a random op again so that it draws the same numbers, and leave the generator as it was."""
+    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
+    now = random_state(device)
+    _set_random_state(device, state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        _set_random_state(device, now)
+
+
+def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    with torch._C._DisableTorchDispatch():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
 
 
 def look(
