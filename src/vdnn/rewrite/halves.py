@@ -73,10 +73,9 @@ def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs
     outputs: Sequence[Any] = joint.graph.output_node().args[0]  # type: ignore[assignment]
     gradients = outputs[num_forward_outputs:]
     saved = _saved(lowered, plan, [i for _, i in forward], [i for _, i in backward], gradients)
-    return (
-        _forward(HalfWriter(joint, lowered, plan), joint, forward, saved, outputs[:num_forward_outputs]),
-        _backward(HalfWriter(joint, lowered, plan), joint, backward, saved, gradients),
-    )
+    later, saved = _backward(HalfWriter(joint, lowered, plan), joint, backward, saved, gradients)
+    first = _forward(HalfWriter(joint, lowered, plan), joint, forward, saved, outputs[:num_forward_outputs])
+    return first, later
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,10 +212,12 @@ def _backward(
     program: Sequence[tuple[int, Instruction]],
     saved: Sequence[Saved],
     gradients: Sequence[Any],
-) -> Half:
+) -> tuple[Half, list[Saved]]:
+    """The half, and what of `saved` it uses: of several values of one storage, one is enough."""
+    placeholders: dict[Saved, fx.Node] = {}
     for item in saved:
         name = HANDLE if item is None else item.name
-        placeholder = writer.graph.create_node("placeholder", name, name=name)
+        placeholders[item] = placeholder = writer.graph.create_node("placeholder", name, name=name)
         if item is None:
             _describe_handle(placeholder, joint, Phase.BACKWARD)
         elif isinstance(item, Code):
@@ -236,7 +237,9 @@ def _backward(
         writer.write(position, instruction)
     output = writer.graph.output(tuple(fx.map_arg(list(gradients), writer.read)))
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
-    return Half(fx.GraphModule(joint, writer.graph), writer.position_of)
+    for item in [item for item in saved if item is not None and not placeholders[item].users]:
+        writer.graph.erase_node(placeholders.pop(item))
+    return Half(fx.GraphModule(joint, writer.graph), writer.position_of), list(placeholders)
 
 
 def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:
