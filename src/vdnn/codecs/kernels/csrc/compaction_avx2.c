@@ -1,4 +1,4 @@
-/* Packing and spreading with AVX2, which has no such instruction: a table turns each byte of the mask into a shuffle. */
+/* Packing and spreading with AVX2, which has no such instruction: a table turns a byte of the mask into a shuffle. */
 #include "kernels.h"
 
 #ifdef VDNN_X86

@@ -95,9 +95,9 @@ WITH_AVX2 static void expand_fp8(const uint8_t *source, int64_t n, float *target
     generic_inner()->expand[FP8](source + i, n - i, target + i);
 }
 
-/* Note: [Three to a word]. Of 24 elements in three vectors a, b, c, the first ones of the eight words are elements 0, 3,
- * ..., 21: lanes 0, 3, 6 of a, then 1, 4, 7 of b, then 2, 5 of c. No lane is used twice, so blends collect them and one
- * permutation sorts them. The second and third ones of the words differ only in which lanes. */
+/* Of 24 elements in three vectors a, b, c, the first ones of the eight words are elements 0, 3, ..., 21: lanes 0, 3, 6
+ * of a, then 1, 4, 7 of b, then 2, 5 of c. No lane is used twice, so blends collect them and one permutation sorts
+ * them. The second and third ones of the words differ only in which lanes. */
 enum { LANES_036 = 0x49, LANES_147 = 0x92, LANES_25 = 0x24 };
 
 #define COLLECT(a, b, c, of_b, of_c) _mm256_blend_epi32(_mm256_blend_epi32(a, b, of_b), c, of_c)
@@ -119,9 +119,10 @@ WITH_AVX2 static void reduce_fp10(const float *source, int64_t n, uint8_t *targe
     generic_inner()->reduce[FP10](source + i, n - i, target);
 }
 
-/* Element k is in word k / 3, shifted by 10 * (k % 3): a permutation repeats the words, a variable shift aligns them. */
+/* Element k is in word k / 3, shifted by 10 * (k % 3): a permutation repeats the words, a variable shift aligns. */
 WITH_AVX2 static void expand_fp10(const uint8_t *source, int64_t n, float *target) {
-    const __m256i word_a = _mm256_setr_epi32(0, 0, 0, 1, 1, 1, 2, 2), word_b = _mm256_setr_epi32(2, 3, 3, 3, 4, 4, 4, 5);
+    const __m256i word_a = _mm256_setr_epi32(0, 0, 0, 1, 1, 1, 2, 2);
+    const __m256i word_b = _mm256_setr_epi32(2, 3, 3, 3, 4, 4, 4, 5);
     const __m256i word_c = _mm256_setr_epi32(5, 5, 6, 6, 6, 7, 7, 7);
     const __m256i by_a = _mm256_setr_epi32(0, 10, 20, 0, 10, 20, 0, 10);
     const __m256i by_b = _mm256_setr_epi32(20, 0, 10, 20, 0, 10, 20, 0);

@@ -1,7 +1,7 @@
 /* The codec kernels in C: what ../native.py calls, and what the files of this folder share.
  *
- * Enters: pointers and sizes, checked by native.py. Leaves: results in the caller's memory. Nothing here knows Python or
- * PyTorch, allocates memory or keeps state but for the dispatch level. The definition of every function is the numpy
+ * Enters: pointers and sizes, checked by native.py. Leaves: results in the caller's memory. Nothing here knows Python
+ * or PyTorch, allocates memory or keeps state but for the dispatch level. The definition of every function is the numpy
  * reference beside this folder; results are equal to it bit for bit at every level.
  *
  * Three layers, top down:
@@ -95,8 +95,8 @@ void enter_compaction_avx512(struct inner *table);
 #endif
 
 /* Calls work(context, begin, end) for [0, n) in chunks, on up to `threads` threads (0: as many as OpenMP would use).
- * nbytes is what the whole moves: little work stays on the calling thread. Chunks are begun in ascending order, so a chunk
- * may wait for something an earlier one does. */
+ * nbytes is what the whole moves: little work stays on the calling thread. Chunks are begun in ascending order, so a
+ * chunk may wait for something an earlier one does. */
 typedef void chunk_work(void *context, int64_t begin, int64_t end);
 void in_chunks(int64_t n, int64_t chunk, int64_t nbytes, int threads, chunk_work *work, void *context);
 int team_size(int64_t nbytes, int threads);

@@ -176,7 +176,8 @@ WITH_AVX2 static int64_t unpack8(const uint8_t *bits, int64_t n, uint64_t on, ui
     return i;
 }
 
-static int64_t unpack_whole(const uint8_t *bits, int64_t n, int element_nbytes, uint64_t on, uint64_t off, void *target) {
+static int64_t unpack_whole(const uint8_t *bits, int64_t n, int element_nbytes, uint64_t on, uint64_t off,
+                            void *target) {
     switch (element_nbytes) {
     case 1: return unpack1(bits, n, (uint8_t)on, (uint8_t)off, target);
     case 2: return unpack2(bits, n, (uint16_t)on, (uint16_t)off, target);

@@ -67,7 +67,7 @@ static void pack_mask(const void *source, int64_t n, struct question question, u
 #define UNPACK(type)                                                                                                   \
     {                                                                                                                  \
         type *elements = target, yes = (type)on, no = (type)off;                                                       \
-        for (int64_t i = 0; i < n; i++) elements[i] = bit_at(bits, i) ? yes : no;                                               \
+        for (int64_t i = 0; i < n; i++) elements[i] = bit_at(bits, i) ? yes : no;                                      \
     }
 
 static void unpack_mask(const uint8_t *bits, int64_t n, int element_nbytes, uint64_t on, uint64_t off, void *target) {
@@ -85,8 +85,8 @@ static void unpack_mask(const uint8_t *bits, int64_t n, int element_nbytes, uint
     static void name(const type *gradient, const uint8_t *bits, int64_t n, struct factors factors, type *target) {     \
         type on = (type)factors.on, off = (type)factors.off;                                                           \
         for (int64_t i = 0; i < n; i++) {                                                                              \
-            type factor = bit_at(bits, i) ? on : off;                                                                           \
-            if (factors.zero_off && !bit_at(bits, i))                                                                           \
+            type factor = bit_at(bits, i) ? on : off;                                                                  \
+            if (factors.zero_off && !bit_at(bits, i))                                                                  \
                 target[i] = 0;                                                                                         \
             else if (factor == 1)                                                                                      \
                 memmove(&target[i], &gradient[i], sizeof(type));                                                       \

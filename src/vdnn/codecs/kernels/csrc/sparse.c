@@ -2,9 +2,9 @@
  *
  * Note: [One pass]. Where a block's values begin depends on all blocks before it, yet the data is read from memory once
  * and by all threads. A tile of blocks gets its bits and sizes first; then its thread waits for the offset at which the
- * previous tile ends, adds its own size, passes the sum on and packs the values, from its cache, while others do the same
- * with theirs. Merrill and Garland's single-pass scan (2016) works so on a GPU. Tiles are begun in order, so the one that
- * is waited for is always under way.
+ * previous tile ends, adds its own size, passes the sum on and packs the values, from its cache, while others do the
+ * same with theirs. Merrill and Garland's single-pass scan (2016) works so on a GPU. Tiles are begun in order, so the
+ * one that is waited for is always under way.
  */
 #include "sparse.h"
 

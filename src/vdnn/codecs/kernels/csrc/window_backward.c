@@ -1,8 +1,8 @@
 /* The gradient of max pooling from window codes. See ../reference_windows.py.
  *
  * Overlapping windows add to the same input, and floating-point sums depend on their order, so the outputs of a plane
- * are added in ascending order by one thread. Threads share the planes; when channels come last, every channel is a plane
- * and a thread takes a range of them.
+ * are added in ascending order by one thread. Threads share the planes; when channels come last, every channel is a
+ * plane and a thread takes a range of them.
  */
 #include "geometry.h"
 #include "window_codes.h"
@@ -44,8 +44,8 @@ static void clear_for_row(struct plane *plane, int64_t depth, int64_t height) {
     const struct geometry *g = plane->job->geometry;
     int64_t last_depth = window_begin(g, DEPTH, depth) + (g->kernel[DEPTH] - 1) * g->dilation[DEPTH];
     int64_t last_height = window_begin(g, HEIGHT, height) + (g->kernel[HEIGHT] - 1) * g->dilation[HEIGHT];
-    int64_t row = smaller(last_depth, g->input[DEPTH] - 1) * g->input[HEIGHT] + smaller(last_height, g->input[HEIGHT] - 1);
-    clear_up_to(plane, (row + 1) * g->input[WIDTH]);
+    last_depth = smaller(last_depth, g->input[DEPTH] - 1), last_height = smaller(last_height, g->input[HEIGHT] - 1);
+    clear_up_to(plane, (last_depth * g->input[HEIGHT] + last_height + 1) * g->input[WIDTH]);
 }
 
 /* The outputs from `element` on, `count` of them, whose windows begin at `begin` and then every `step` positions. When
@@ -54,16 +54,16 @@ static void clear_for_row(struct plane *plane, int64_t depth, int64_t height) {
 static void add_run(struct plane *plane, int64_t element, int64_t count, int64_t begin, int64_t step, int64_t channel) {
     struct backward *job = plane->job;
     const struct geometry *g = job->geometry;
-    const uint64_t inner = (uint64_t)g->inner, next_channel = step == 0;
+    const int64_t next_channel = step == 0;
     uint8_t codes[BLOCK];
     for (int64_t first = 0; first < count; first += BLOCK) {
         int64_t n = smaller(BLOCK, count - first);
         const float *gradient = job->gradient + element + first;
         int damaged = read_codes(g, job->codes, element + first, n, codes) >= g->num_codes;
         for (int64_t i = 0; i < n; i++) {
-            uint64_t position = (uint64_t)(begin + (first + i) * step + g->offset[codes[i]]);
-            if (position < (uint64_t)g->plane)
-                plane->target[position * inner + (uint64_t)channel + (uint64_t)(first + i) * next_channel] += gradient[i];
+            int64_t position = begin + (first + i) * step + g->offset[codes[i]];
+            if (position >= 0 && position < g->plane)
+                plane->target[position * g->inner + channel + (first + i) * next_channel] += gradient[i];
             else
                 damaged = 1;
         }

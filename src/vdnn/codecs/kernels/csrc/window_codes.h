@@ -18,7 +18,8 @@ static inline void write_codes(const struct geometry *g, uint8_t *codes, int64_t
 }
 
 /* Reads n codes from element `first` on and returns the largest of them. */
-static inline int read_codes(const struct geometry *g, const uint8_t *source, int64_t first, int64_t n, uint8_t *codes) {
+static inline int read_codes(const struct geometry *g, const uint8_t *source, int64_t first, int64_t n,
+                             uint8_t *codes) {
     uint8_t largest = 0;
     if (g->num_codes > 16) {
         memcpy(codes, source + first, (size_t)n);

@@ -117,7 +117,8 @@ static void pack_chunk(void *context, int64_t begin, int64_t end) {
 }
 
 /* Returns the first element whose index is not in its window, or -1. */
-EXPORT int64_t vdnn_pack_window(const int64_t *indices, int64_t n, const int64_t *extents, uint8_t *codes, int threads) {
+EXPORT int64_t vdnn_pack_window(const int64_t *indices, int64_t n, const int64_t *extents, uint8_t *codes,
+                                int threads) {
     struct geometry geometry;
     struct packing job = {&geometry, indices, codes, INT64_MAX};
     prepare(&geometry, extents);
