@@ -9,6 +9,7 @@ Largest first, each taking its room.
 
 from __future__ import annotations
 
+from vdnn.ir import Need
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind, schedule
@@ -44,20 +45,26 @@ def lasting_buffers(plan: Plan) -> frozenset[int]:
 
 
 def _busy(plan: Plan, program: tuple[Instruction, ...]) -> dict[int, tuple[int, int]]:
-    """Of each decision with a code: the first instruction that touches it and the last."""
+    """Of each decision with a code: the instructions at which its buffer is filled and at which it is last needed. A
+    code that travels has left its buffer for good: it comes back into other memory.
+    """
     graph = plan.problem.graph
     busy: dict[int, tuple[int, int]] = {}
     read_as_code = {
-        d.storage: p
-        for p, d in enumerate(plan.decisions)
-        if isinstance(d.action, Encode | EncodeOffload) and d.action.direct
+        d.storage: p for p, d in enumerate(plan.decisions) if isinstance(d.action, Encode) and d.action.direct
     }
     for at, instruction in enumerate(program):
         if instruction.kind is Kind.RUN and read_as_code:
             for read in graph.ops[instruction.op].reads:
                 decision = read_as_code.get(graph.values[read.value].storage, -1)
-                if decision in busy:
+                if decision in busy and read.need not in (Need.NOTHING, Need.SHAPE):
                     busy[decision] = (busy[decision][0], at)
-        elif instruction.decision >= 0:
-            busy[instruction.decision] = (busy.get(instruction.decision, (at, at))[0], at)
+        elif instruction.kind is Kind.ENCODE:
+            busy[instruction.decision] = (at, at)
+        elif instruction.decision in busy and instruction.kind is _last_use(plan, instruction.decision):
+            busy[instruction.decision] = (busy[instruction.decision][0], at)
     return busy
+
+
+def _last_use(plan: Plan, decision: int) -> Kind:
+    return Kind.DECODE if isinstance(plan.decisions[decision].action, Encode) else Kind.LEAVE

@@ -64,13 +64,13 @@ def layers(graph: Graph) -> tuple[Layer, ...]:
 
 
 def kind_of(op: Op) -> LayerKind:
-    name = _base_name(op)
+    name = base_name(op)
     if name in CONVOLUTIONS:
         return LayerKind.CONV
     return LayerKind.POOL if name in POOLINGS else LayerKind.OTHER
 
 
-def _base_name(op: Op) -> str:
+def base_name(op: Op) -> str:
     """`aten.max_pool2d_with_indices.default` as `max_pool2d_with_indices`; a name without dots as it is."""
     parts = op.target.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
@@ -103,7 +103,7 @@ def _backward_of(graph: Graph, step: int, readers: dict[int, list[int]], taken: 
         for reader in readers.get(storage, ()):
             if reader not in taken:
                 shared[reader] += 1
-    named = [b for b in shared if _base_name(graph.ops[b]) == f"{_base_name(op)}_backward"]
+    named = [b for b in shared if base_name(graph.ops[b]) == f"{base_name(op)}_backward"]
     candidates = named if kind_of(op) is not LayerKind.OTHER else list(shared)
     same_module = [b for b in candidates if graph.ops[b].module == op.module]
     if kind_of(op) is LayerKind.OTHER:

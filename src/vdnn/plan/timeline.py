@@ -84,4 +84,5 @@ class Timeline:
     def stall_s(self) -> float:
         """Time in which the compute lane waited."""
         compute = self.lanes.get(COMPUTE)
-        return 0.0 if compute is None else self.duration_s - compute.busy_s
+        # Sums of seconds round: a step that never waits would have waited for minus a femtosecond.
+        return 0.0 if compute is None else max(0.0, self.duration_s - compute.busy_s)

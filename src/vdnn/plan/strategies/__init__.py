@@ -12,7 +12,7 @@ from collections.abc import Callable
 from vdnn.errors import InvalidInput
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
-from vdnn.plan.strategies import gist, keep_all, offload, vdnn_all, vdnn_conv, vdnn_dyn
+from vdnn.plan.strategies import gist, keep_all, offload, recompute, vdnn_all, vdnn_conv, vdnn_dyn
 
 Strategy = Callable[[Problem], Plan]
 
@@ -26,6 +26,9 @@ STRATEGIES: dict[str, Strategy] = {
     "vdnn-conv(p)": vdnn_conv.solve_performance_optimal,
     "vdnn-dyn": vdnn_dyn.solve,
     "offload": offload.solve,
+    "recompute-speed": recompute.solve_speed,
+    "recompute-memory": recompute.solve_memory,
+    "recompute-cost": recompute.solve_cost,
     "gist": gist.solve,
     "gist-fp16": gist.solve_fp16,
     "gist-fp10": gist.solve_fp10,

@@ -1,0 +1,88 @@
+"""What it takes to make a storage again: the ops that write it, and what those read.
+
+Enters: a graph. Leaves: for every storage that forward makes, whether it can be computed a second time, and from which
+others. A storage can be made again if every op that writes it may run twice and if what those ops read still holds what
+it held then: a source that a later op has overwritten in place is as good as gone. SuperNeurons (PPoPP 2018, section
+3.4) asks this of layers, where the answer is always yes; graphs with in-place ops have to look.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cached_property
+
+from vdnn.ir import PERSISTENT_ROLES, Graph, Need, Trait
+
+_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
+_NEVER_TWICE = frozenset({Trait.COLLECTIVE, Trait.MUST_KEEP})
+
+
+@dataclass(frozen=True)
+class Replays:
+    """Replays of one graph, looked up storage by storage."""
+
+    graph: Graph
+
+    @cached_property
+    def writers(self) -> dict[int, list[int]]:
+        """Of each storage: the forward steps that write a value of it, ascending; views among them."""
+        writers: defaultdict[int, list[int]] = defaultdict(list)
+        for step, op in enumerate(self.graph.ops[: self.graph.num_forward]):
+            for storage in dict.fromkeys(self.graph.values[value].storage for value in op.writes):
+                writers[storage].append(step)
+        return writers
+
+    @cached_property
+    def changed(self) -> dict[int, int]:
+        """Of each storage: the last step that changes its content."""
+        changed: dict[int, int] = {}
+        for step, op in enumerate(self.graph.ops):
+            if not op.has(Trait.VIEW):
+                changed |= {self.graph.values[value].storage: step for value in op.writes}
+        return changed
+
+    @cached_property
+    def given(self) -> frozenset[int]:
+        """Storages that exist before the step or belong to the caller."""
+        graph = self.graph
+        return frozenset(graph.values[value].storage for value in (*graph.inputs, *graph.tangents, *graph.held))
+
+    def sources(self, storage: int) -> frozenset[int] | None:
+        """The storages from which this one can be made again, those that outlive the step left out; None: it cannot."""
+        if storage not in self._sources:
+            self._sources[storage] = self._find_sources(storage)
+        return self._sources[storage]
+
+    @cached_property
+    def _sources(self) -> dict[int, frozenset[int] | None]:
+        return {}
+
+    def _find_sources(self, storage: int) -> frozenset[int] | None:
+        graph = self.graph
+        if storage in self.given or graph.storages[storage].role in PERSISTENT_ROLES or not self.writers.get(storage):
+            return None
+        found: set[int] = set()
+        for step in self.writers[storage]:
+            if not self._may_run_twice(step, storage):
+                return None
+            for read in graph.replayed(step)[0]:
+                source = graph.values[read.value].storage
+                if source == storage or read.need in _NO_USE:
+                    continue
+                if self.changed.get(source, -1) > step:
+                    return None
+                if graph.storages[source].role not in PERSISTENT_ROLES:
+                    found.add(source)
+        return frozenset(found)
+
+    def _may_run_twice(self, step: int, storage: int) -> bool:
+        """Running it changes nothing but `storage`: its other results are fresh and vanish again."""
+        op = self.graph.ops[step]
+        if _NEVER_TWICE & op.traits:
+            return False
+        for value in self.graph.replayed(step)[1]:
+            other = self.graph.values[value].storage
+            if other != storage and (other in self.given or self.writers[other][0] != step) and not op.has(Trait.VIEW):
+                return False
+        return True
