@@ -259,6 +259,21 @@ def test_a_part_of_a_part_is_assigned_bit_for_bit() -> None:
     assert_same(expected, train(virtualize(model, sample=rows(5)), model, (rows(5),)))
 
 
+def test_a_buffer_that_is_copied_and_then_changed_is_copied_as_it_was() -> None:
+    def step(self: Any, x: Tensor) -> Tensor:
+        self.before.copy_(self.now)
+        self.now.add_(1)
+        return (self.a(x) * self.before).sum()
+
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return Using(step, a=nn.Linear(4, 4), before=torch.zeros(4), now=torch.arange(4.0))
+
+    plain, model = make(), make()
+    expected = train(plain, plain, (rows(),))
+    assert_same(expected, train(virtualize(model, sample=rows()), model, (rows(),)))
+
+
 @pytest.mark.parametrize("function", PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_second_backward_over_a_retained_graph_gives_the_same_gradients(function: Any) -> None:
     def twice(model: nn.Module) -> dict[str, Tensor | None]:

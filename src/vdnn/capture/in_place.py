@@ -171,12 +171,13 @@ def _open_safe_softmax(graph: fx.Graph) -> None:
 
 def _assign_directly(graph: fx.Graph) -> None:
     """Traced, `y[:, 0] = x` copies x into a copy of that part, whose kernel copies all of y, and puts the copy into y.
-    Putting x into y itself gives the same bits."""
+    Putting x into y itself gives the same bits, if x is no input, which the graph may have changed in between."""
+    inputs = {key for node in graph.nodes if node.op in ("placeholder", "get_attr") for key in storage_keys(node)}
     for node in graph.nodes:
-        copied = node.args[1] if node.target in PART_OF else None
+        copied = node.args[1] if node.target in PART_OF or node.target is aten.copy_.default else None
         if isinstance(copied, fx.Node) and copied.target is aten.copy.default:
             source, result = value_of(copied.args[1]), value_of(copied)  # type: ignore[arg-type]
-            if (source.shape, source.dtype) == (result.shape, result.dtype):
+            if (source.shape, source.dtype) == (result.shape, result.dtype) and storage_key(source) not in inputs:
                 node.update_arg(1, copied.args[1])
     _erase_unread(graph)
 
