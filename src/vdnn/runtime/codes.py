@@ -52,7 +52,7 @@ class Codes:
         self.codecs = codecs_of(plan)
         self.found = Found()
         self._sizes = {position: plan.decisions[position].action.nbytes for position in self.codecs}  # type: ignore[union-attr]
-        self._pool = BufferPool(self._sizes[position] for position in lasting_buffers(plan)) if self.codecs else None
+        self._pool = BufferPool(lasting_buffers(plan)) if self.codecs else None
         self._transfers = transfers
         self._has_budget = plan.problem.budget_nbytes is not None
         self._tiers = plan.problem.hardware.tiers
@@ -61,7 +61,7 @@ class Codes:
         assert self._pool is not None, "a plan without codecs was asked to encode"
         codec = self.codecs[decision]
         flat = all_bytes(tensor)
-        code = self._pool.take(self._sizes[decision], tensor.device)
+        code = self._pool.take(decision, self._sizes[decision], tensor.device)
         needed = codec.encode(raw(flat), raw(code), kernels_of(tensor.device.type))
         if isinstance(codec, Sparse):
             self.found.density[decision] = max(codec.density(needed), self.found.density.get(decision, 0.0))
