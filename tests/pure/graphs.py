@@ -7,6 +7,8 @@ small, so that a test can state its peak as a sum that fits on a line.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware, Link, Tier
@@ -41,21 +43,26 @@ class Builder:
     def op(
         self,
         name: str,
-        reads: Sequence[str | tuple[str, Need]],
+        reads: Sequence[str | tuple[Any, ...]],
         makes: Mapping[str, int] | None = None,
         *,
         into: Mapping[str, str] | None = None,
         roles: Mapping[str, Role] | None = None,
+        dtypes: Mapping[str, str] | None = None,
+        alphabets: Mapping[str, tuple[float, ...]] | None = None,
         target: str = "",
         module: str = "",
         traits: Sequence[Trait] = (),
     ) -> str:
-        """`makes`: new values and the bytes of their storages; `into`: new values and the values whose they share."""
-        taken = tuple(
-            Read(self.value(r), Need.ALL) if isinstance(r, str) else Read(self.value(r[0]), r[1]) for r in reads
-        )
+        """`makes`: new values and the bytes of their storages; `into`: new values and the values whose they share.
+
+        A read is a name, or a name with what else `Read` takes: need, detail, whether the op can read a code.
+        """
+        taken = tuple(Read(self.value(r)) if isinstance(r, str) else Read(self.value(r[0]), *r[1:]) for r in reads)
         usual = Role.FEATURE_MAP if self.phase is Phase.FORWARD else Role.GRADIENT_MAP
         written = [self._fresh(made, nbytes, (roles or {}).get(made, usual)) for made, nbytes in (makes or {}).items()]
+        for made in makes or {}:
+            self._refine(made, (dtypes or {}).get(made, "float32"), (alphabets or {}).get(made, ()))
         written += [self._alias(new, old) for new, old in (into or {}).items()]
         self.ops.append(
             Op(name, target or name, self.phase, module or name, taken, tuple(written), traits=frozenset(traits))
@@ -93,9 +100,15 @@ class Builder:
         position = self.values[self.value(old)].storage
         shared = self.storages[position]
         aliases = (*shared.values, len(self.values))
-        self.storages[position] = Storage(shared.name, shared.nbytes, shared.role, shared.dtype, aliases)
+        self.storages[position] = replace(shared, values=aliases)
         self.values.append(Value(name, position, (shared.nbytes // 4,), "float32"))
         return len(self.values) - 1
+
+    def _refine(self, name: str, dtype: str, alphabet: tuple[float, ...]) -> None:
+        value = self.value(name)
+        position = self.values[value].storage
+        self.storages[position] = replace(self.storages[position], dtype=dtype, alphabet=alphabet)
+        self.values[value] = replace(self.values[value], dtype=dtype)
 
 
 def chain(length: int, nbytes: int = 100, weight_nbytes: int = 10) -> Graph:
@@ -170,7 +183,7 @@ def in_place_chain(nbytes: int = 100) -> Graph:
     b.given("w", 10, Role.PARAMETER)
     b.op("conv", ["x", "w"], {"c": nbytes})
     b.in_place("relu_", "c")
-    b.op("noise", [], {"mask": nbytes // 4}, traits=[Trait.RANDOM])
+    b.op("noise", [], {"mask": nbytes // 4}, traits=[Trait.RANDOM], alphabets={"mask": (0.0, 2.0)})
     b.op("mul_", ["c'", "mask"], into={"c''": "c"}, traits=[Trait.IN_PLACE])
     b.op("linear", ["c''"], {"y": nbytes}, roles={"y": Role.OUTPUT})
     b.hold("y")
@@ -180,6 +193,58 @@ def in_place_chain(nbytes: int = 100) -> Graph:
     b.op("relu_backward", ["gm", ("c''", Need.SIGN)], {"gr": nbytes})
     b.op("conv_backward", ["gr", "x", "w"], {"dw": 10}, roles={"dw": Role.GRADIENT})
     b.hold("dw")
+    return b.build()
+
+
+ABOVE_ZERO = (0, 0.0, 0.0, 1.0, 0.0)
+"""What a ReLU's backward asks of an element: test, low, high, on, off."""
+INSIDE_SIX = (3, 0.0, 6.0, 3.0, 0.0)
+"""What a ReLU6's backward asks."""
+POOL = (1, 2, 2, 1, 2, 2, 0, 0, 0, 1, 1, 1, 1, 32, 32, 1, 16, 16, 16, 1)
+"""Windows of 2 x 2 over 16 planes of 32 x 32: kernel, stride, padding, dilation, input, output, outer, inner."""
+
+
+def layered() -> Graph:
+    """Gist's situations in one network: ReLU before a pool, ReLU before a convolution, ReLU6, dropout, average pool.
+
+    Maps of 16 x 32 x 32 floats before the pool and of 16 x 16 x 16 behind it.
+    """
+    large, small, weight = 4 * 16 * 32 * 32, 4 * 16 * 16 * 16, 4 * 16 * 16 * 9
+    b = Builder("layered")
+    b.given("x", large)
+    for weights in ("w1", "w2", "w3", "w4"):
+        b.given(weights, weight, Role.PARAMETER)
+
+    def op(name: str, target: str, *args: Any, **options: Any) -> None:
+        b.op(name, *args, target=f"aten.{target}.default", module=name.removesuffix("_back"), **options)
+
+    op("conv1", "convolution", ["x", "w1"], {"c1": large})
+    op("relu1", "relu_", ["c1"], into={"r1": "c1"}, traits=[Trait.IN_PLACE])
+    op("pool", "max_pool2d_with_indices", ["r1"], {"p": small, "index": 2 * small}, dtypes={"index": "int64"})
+    op("conv2", "convolution", ["p", "w2"], {"c2": small})
+    op("relu2", "relu_", ["c2"], into={"r2": "c2"}, traits=[Trait.IN_PLACE])
+    op("conv3", "convolution", ["r2", "w3"], {"c3": small})
+    op("relu6", "hardtanh", ["c3"], {"h": small})
+    op("noise", "bernoulli_", [("h", Need.SHAPE)], {"n": small}, alphabets={"n": (0.0, 2.0)}, traits=[Trait.RANDOM])
+    op("drop", "mul", ["h", "n"], {"d": small})
+    op("mean", "avg_pool2d", ["d"], {"m": small // 4})
+    op("linear", "addmm", ["m", "w4"], {"y": 64}, roles={"y": Role.OUTPUT})
+    b.hold("y")
+    b.tangent("gy", 64)
+    op("linear_back", "mm", ["gy", "m", "w4"], {"gm": small // 4, "dw4": weight}, roles={"dw4": Role.GRADIENT})
+    op("mean_back", "avg_pool2d_backward", ["gm", ("d", Need.SHAPE)], {"gd": small})
+    op("drop_back", "mul", ["gd", ("n", Need.ALL, (), True)], {"gh": small})
+    op("relu6_back", "hardtanh_backward", ["gh", ("c3", Need.BOOL, INSIDE_SIX, True)], {"gc3": small})
+    made = {"gr2": small, "dw3": weight}
+    op("conv3_back", "convolution_backward", ["gc3", "r2", "w3"], made, roles={"dw3": Role.GRADIENT})
+    op("relu2_back", "threshold_backward", ["gr2", ("r2", Need.SIGN, ABOVE_ZERO, True)], {"gc2": small})
+    made = {"gp": small, "dw2": weight}
+    op("conv2_back", "convolution_backward", ["gc2", "p", "w2"], made, roles={"dw2": Role.GRADIENT})
+    reads = ["gp", ("r1", Need.SHAPE), ("index", Need.WINDOW_INDEX, POOL, True)]
+    op("pool_back", "max_pool2d_with_indices_backward", reads, {"gr1": large})
+    op("relu1_back", "threshold_backward", ["gr1", ("r1", Need.SIGN, ABOVE_ZERO, True)], {"gc1": large})
+    op("conv1_back", "convolution_backward", ["gc1", "x", "w1"], {"dw1": weight}, roles={"dw1": Role.GRADIENT})
+    b.hold("dw4", "dw3", "dw2", "dw1")
     return b.build()
 
 
@@ -202,12 +267,13 @@ def problem(
     workspace_nbytes: int | Sequence[int] = 0,
     budget_nbytes: int | None = None,
     hardware: Hardware | None = None,
+    **allowed: Any,
 ) -> Problem:
-    """The graph with costs that a test wrote: one number for all ops, or one per op."""
+    """The graph with costs that a test wrote: one number for all ops, or one per op; `allowed`: lossy, density."""
     durations = seconds if isinstance(seconds, Sequence) else [seconds] * len(graph)
     spaces = workspace_nbytes if isinstance(workspace_nbytes, Sequence) else [workspace_nbytes] * len(graph)
     costs = tuple(OpCost(s, space, "test") for s, space in zip(durations, spaces, strict=True))
-    return Problem(graph, CostTable(costs), hardware or machine(), budget_nbytes)
+    return Problem(graph, CostTable(costs), hardware or machine(), budget_nbytes, **allowed)
 
 
 def plan(

@@ -1,7 +1,8 @@
 """Hypothesis strategies: random training steps, and random plans for them that hold.
 
 A graph is grown op by op with what makes planning hard: several readers, in-place writes, views, two outputs,
-statistics that an op updates, random ops, readers that take only a sign or a shape. A plan is grown decision by
+statistics that an op updates, random ops, readers that take only a sign or a shape, some of which can read it from a
+code. A plan is grown decision by
 decision; one that breaks a rule is left out, so every plan here is valid and most have several decisions.
 """
 
@@ -12,11 +13,17 @@ from itertools import pairwise
 from hypothesis import strategies as st
 
 from pure import graphs
-from vdnn.ir import Graph, Need, Role, Trait
+from vdnn.codecs import codec_for
+from vdnn.ir import Detail, Graph, Need, Role, Trait
 from vdnn.plan import Decision, Drop, Encode, EncodeOffload, Offload, Plan, Problem, Recompute, violations
 
-SIZES = st.integers(min_value=0, max_value=64)
-NEEDS = st.sampled_from([Need.ALL, Need.ALL, Need.ALL, Need.SIGN, Need.SHAPE, Need.NOTHING])
+SIZES = st.integers(min_value=0, max_value=16).map(lambda count: 4 * count)
+"""Whole numbers of float32, so that codecs can encode them."""
+
+SIGN = (Need.SIGN, graphs.ABOVE_ZERO)
+NEEDS = st.sampled_from([(Need.ALL,)] * 3 + [(*SIGN, False)] + [(*SIGN, True)] * 3 + [(Need.SHAPE,), (Need.NOTHING,)])
+LOSSLESS = {"sparse": (0.5,), "csr": (1.0,), "sign-mask": graphs.ABOVE_ZERO}
+ROUNDING: dict[str, Detail] = {"fp16": (), "fp10": (), "fp8": (), "sparse-fp10": (0.7,)}
 
 
 @st.composite
@@ -42,10 +49,11 @@ def training_steps(draw: st.DrawFn) -> Graph:
             b.op(f"f{i}", [*reads, "w"], made, traits=[Trait.RANDOM] if form == "random" else [])
             maps += made
     b.hold(maps[-1])
+    usual = {name: draw(NEEDS) for name in maps[1:]}  # several readers of one map mostly take the same of it
     gradients = [b.tangent("gy", draw(SIZES))]
     for i in range(draw(st.integers(1, 7))):
         stashed = draw(st.lists(st.sampled_from(maps[1:]), min_size=1, max_size=3, unique=True))
-        reads = [draw(st.sampled_from(gradients)), *((name, draw(NEEDS)) for name in stashed)]
+        reads = [draw(st.sampled_from(gradients)), *((name, *draw(st.just(usual[name]) | NEEDS)) for name in stashed)]
         gradients.append(b.op(f"b{i}", reads, {f"g{i}": draw(SIZES)}))
         if draw(st.booleans()):
             b.hold(f"g{i}")
@@ -56,7 +64,12 @@ def training_steps(draw: st.DrawFn) -> Graph:
 def problems(draw: st.DrawFn) -> Problem:
     graph = draw(training_steps())
     workspace = draw(st.lists(st.integers(0, 40), min_size=len(graph), max_size=len(graph)))
-    return graphs.problem(graph, workspace_nbytes=workspace, seconds=draw(st.sampled_from([0.0, 0.01, 1.0])))
+    return graphs.problem(
+        graph,
+        workspace_nbytes=workspace,
+        seconds=draw(st.sampled_from([0.0, 0.01, 1.0])),
+        lossy=draw(st.sampled_from([None, "fp16"])),
+    )
 
 
 def gaps(graph: Graph) -> list[tuple[int, int, int]]:
@@ -79,24 +92,34 @@ def gaps(graph: Graph) -> list[tuple[int, int, int]]:
 
 
 @st.composite
-def decisions(draw: st.DrawFn, graph: Graph, within: tuple[int, int, int]) -> Decision:
+def decisions(draw: st.DrawFn, problem: Problem, within: tuple[int, int, int]) -> Decision:
     """Some action through one gap, with steps that use more or less of it."""
     storage, first, until = within
     leave = draw(st.integers(first, until - 1))
     fetch = draw(st.integers(leave + 1, until))
     back = draw(st.integers(fetch, until))
     sent = draw(st.integers(leave, fetch - 1))
-    nbytes = draw(st.integers(0, max(graph.storages[storage].nbytes, 1)))
     tier = draw(st.sampled_from([graphs.HOST, graphs.DISK]))
+    direct = draw(st.booleans())
+    codec, nbytes, detail = draw(codes(problem, storage, direct))
     options = [
         Recompute(leave, back),
         Recompute(leave, until),
         Offload(tier, leave, fetch, back),
-        Encode("codec", nbytes, leave, back, 0.5, 0.25),
-        EncodeOffload("codec", nbytes, tier, leave, sent, fetch, back, 0.5, 0.25),
+        Encode(codec, nbytes, leave, back, 0.5, 0.25, detail, direct),
+        EncodeOffload(codec, nbytes, tier, leave, sent, fetch, back, 0.5, 0.25, detail, direct),
         Drop(leave),
     ]
     return Decision(storage, draw(st.sampled_from(options)), "drawn")
+
+
+@st.composite
+def codes(draw: st.DrawFn, problem: Problem, storage: int, direct: bool) -> tuple[str, int, Detail]:
+    """A codec, the bytes that it gets (what it needs, or a few more), and its parameters."""
+    known = LOSSLESS if problem.lossy is None else LOSSLESS | ROUNDING
+    name = "sign-mask" if direct else draw(st.sampled_from(sorted(known)))
+    codec = codec_for(name, problem.graph.storages[storage], known[name])
+    return name, codec.nbytes + draw(st.integers(0, 3)), known[name]
 
 
 @st.composite
@@ -105,7 +128,7 @@ def plans(draw: st.DrawFn) -> Plan:
     plan = Plan(draw(problems()), "random")
     places = gaps(plan.problem.graph)
     for place in draw(st.permutations(places))[:8]:
-        decision = draw(decisions(plan.problem.graph, place))
+        decision = draw(decisions(plan.problem, place))
         grown = Plan(plan.problem, plan.strategy, (*plan.decisions, decision))
         if violations(grown) == []:
             plan = grown

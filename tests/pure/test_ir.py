@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pure import graphs
-from vdnn.ir import Graph, Lifetime, Need, Phase, Read, Role, Storage, Trait
+from vdnn.ir import Graph, Information, Lifetime, Need, Phase, Read, Role, Storage, Trait
 
 
 def life(graph: Graph, name: str) -> Lifetime | None:
@@ -63,13 +64,13 @@ def test_backward_begins_at_the_first_backward_op() -> None:
     assert graphs.chain(3).num_forward == 3
 
 
-def two_readers(one: Need, other: Need) -> Need:
+def two_readers(one: tuple[Any, ...], other: tuple[Any, ...]) -> Information:
     b = graphs.Builder("two readers")
     b.given("x", 4)
     b.op("f", ["x"], {"a": 4})
     b.tangent("g", 4)
-    b.op("b1", ["g", ("a", one)], {"g1": 4})
-    b.op("b2", ["g1", ("a", other)], {"g2": 4})
+    b.op("b1", ["g", ("a", *one)], {"g1": 4})
+    b.op("b2", ["g1", ("a", *other)], {"g2": 4})
     graph = b.build()
     return graph.backward_needs[graphs.storage(graph, "a")]
 
@@ -86,7 +87,22 @@ def two_readers(one: Need, other: Need) -> Need:
     ],
 )
 def test_two_backward_readers_need_what_covers_both(one: Need, other: Need, both: Need) -> None:
-    assert (two_readers(one, other), two_readers(other, one)) == (both, both)
+    assert (two_readers((one,), (other,)), two_readers((other,), (one,))) == (Information(both),) * 2
+
+
+ABOVE_ZERO, ABOVE_SIX = (0, 0.0, 0.0, 1.0, 0.0), (0, 6.0, 0.0, 1.0, 6.0)
+
+
+def test_two_backward_readers_with_the_same_question_need_its_answer() -> None:
+    assert two_readers((Need.SIGN, ABOVE_ZERO), (Need.SIGN, ABOVE_ZERO)) == Information(Need.SIGN, ABOVE_ZERO)
+
+
+def test_two_backward_readers_with_different_questions_need_all_values() -> None:
+    assert two_readers((Need.BOOL, ABOVE_ZERO), (Need.BOOL, ABOVE_SIX)) == Information(Need.ALL)
+
+
+def test_a_reader_of_the_shape_leaves_the_other_readers_question() -> None:
+    assert two_readers((Need.SHAPE,), (Need.BOOL, ABOVE_SIX)) == Information(Need.BOOL, ABOVE_SIX)
 
 
 def test_an_op_knows_its_traits() -> None:

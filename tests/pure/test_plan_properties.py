@@ -89,14 +89,27 @@ def events(plan: Plan, program: Sequence[Instruction], storage: int) -> Life:
 
 
 def encoded_nbytes(plan: Plan, program: Sequence[Instruction], decision: int, at: int) -> int:
-    """Between ENCODE and LEAVE, and between FETCH and DECODE, or from ENCODE to DECODE when it does not travel."""
+    """Between ENCODE and LEAVE, and between FETCH and DECODE, or from ENCODE to DECODE when it does not travel.
+
+    What is read as it is has no DECODE: its code is there until its last reader, or its arrival if nobody reads it.
+    """
     action = plan.decisions[decision].action
     if not isinstance(action, Encode | EncodeOffload):
         return 0
     marks = [(p, i.kind) for p, i in enumerate(program) if i.decision == decision and i.op < 0]
     taken = [p for p, kind in marks if kind in (Kind.ENCODE, Kind.FETCH)]
     freed = [p for p, kind in marks if kind in (Kind.LEAVE, Kind.DECODE)]
+    if action.direct:
+        reading = [p for p, i in enumerate(program) if reads_code(plan, i, plan.decisions[decision].storage)]
+        freed.append(max([marks[-1][0], *reading]))
     return action.nbytes if any(a <= at <= b for a, b in zip(taken, freed, strict=True)) else 0
+
+
+def reads_code(plan: Plan, instruction: Instruction, storage: int) -> bool:
+    """Whether an op takes more than the shape of a storage."""
+    reads = plan.problem.graph.ops[instruction.op].reads if instruction.op >= 0 else ()
+    values = plan.problem.graph.values
+    return any(values[r.value].storage == storage and r.need not in (Need.SHAPE, Need.NOTHING) for r in reads)
 
 
 def unasked_nbytes(plan: Plan, instruction: Instruction) -> int:
@@ -117,7 +130,7 @@ def fingerprints(plan: Plan, program: Sequence[Instruction]) -> tuple[list[int],
         if i.op >= 0:
             op = graph.ops[i.op]
             storages = [graph.values[r.value].storage for r in op.reads if r.need not in (Need.SHAPE, Need.NOTHING)]
-            taken = hash((i.op, *(device[storage] for storage in storages)))
+            taken = hash((i.op, *(content(plan, device, encoded, storage) for storage in storages)))
             if i.kind is Kind.RUN:
                 seen.append(taken)
             for storage in {graph.values[value].storage for value in op.writes}:
@@ -138,6 +151,14 @@ def fingerprints(plan: Plan, program: Sequence[Instruction]) -> tuple[list[int],
             device[i.storage] = encoded.pop(i.decision)
     lasting = {graph.values[value].storage for value in (*graph.inputs, *graph.held)}
     return seen, {storage: device[storage] for storage in lasting}
+
+
+def content(plan: Plan, device: dict[int, int], encoded: dict[int, int], storage: int) -> int:
+    """What an op finds of a storage: the storage, or where that is away its code."""
+    if storage in device:
+        return device[storage]
+    (code,) = (code for decision, code in encoded.items() if plan.decisions[decision].storage == storage)
+    return code
 
 
 @given(plan=plans())
@@ -182,7 +203,8 @@ def test_after_the_last_instruction_only_what_lasts_and_what_it_touched_is_there
     lasting = {graph.values[value].storage for value in (*graph.inputs, *graph.held)}
     touched = {k for k in range(len(graph.storages)) if any(p == last for p, _ in events(plan, schedule(plan), k))}
     encoded = {plan.decisions[i.decision].storage for i in schedule(plan)[-1:] if i.decision >= 0}
-    assert staying <= lasting | touched | encoded
+    as_codes = {d.storage for d in plan.decisions if reads_code(plan, schedule(plan)[-1], d.storage)}
+    assert staying <= lasting | touched | encoded | as_codes
 
 
 @given(plan=plans())

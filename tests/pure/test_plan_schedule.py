@@ -92,18 +92,18 @@ def test_recomputed_sources_come_before_their_readers() -> None:
 def test_what_a_replay_reads_is_back_before_it_and_the_rest_after_it() -> None:
     """Arrivals wait and decoders take bytes, so each comes as late as its first reader allows."""
     graph = graphs.diamond()
-    actions = {"s": Offload("host", 2, 4, 4), "l": Encode("half", 50, 3, 4), "r": Recompute(3, 4)}
+    actions = {"s": Offload("host", 2, 4, 4), "l": Encode("fp16", 50, 3, 4), "r": Recompute(3, 4)}
     plan = graphs.plan(graph, actions)
     assert around(plan, 4) == ["fetch s", "arrive s", "replay right", "decode l", "run join_backward"]
 
 
 def test_what_leaves_goes_before_encoders_take_bytes() -> None:
-    plan = graphs.plan(graphs.diamond(), {"l": Encode("half", 50, 3, 4), "r": Recompute(3, 4), "s": Drop(3)})
+    plan = graphs.plan(graphs.diamond(), {"l": Encode("fp16", 50, 3, 4), "r": Recompute(3, 4), "s": Drop(3)})
     assert around(plan, 3) == ["run join", "leave r", "leave s", "encode l"]
 
 
 def test_an_encoded_offload_is_encoded_sent_fetched_and_decoded() -> None:
-    plan = graphs.plan(graphs.chain(4), {"a1": EncodeOffload("half", 50, "host", leave=1, sent=2, fetch=4, back=6)})
+    plan = graphs.plan(graphs.chain(4), {"a1": EncodeOffload("fp16", 50, "host", leave=1, sent=2, fetch=4, back=6)})
     assert around(plan, 1) == ["run layer2", "encode a1", "send a1"]
     assert around(plan, 2) == ["run layer3", "leave a1"]
     assert around(plan, 4) == ["fetch a1", "run layer4_backward"]

@@ -26,13 +26,13 @@ from vdnn.plan import (
 
 
 def every_action() -> Plan:
-    problem = graphs.problem(graphs.chain(8), seconds=0.1, workspace_nbytes=3, budget_nbytes=10_000)
+    problem = graphs.problem(graphs.chain(8), seconds=0.1, workspace_nbytes=3, budget_nbytes=10_000, lossy="fp16")
     actions = {
         "a1": Keep(),
         "a2": Recompute(2, 13),
         "a3": Offload("disk", 3, 10, 12),
-        "a4": Encode("half", 50, 4, 11, 1e-3, 1 / 3),
-        "a5": EncodeOffload("half", 50, "host", 5, 6, 9, 10),
+        "a4": Encode("fp16", 50, 4, 11, 1e-3, 1 / 3),
+        "a5": EncodeOffload("fp16", 50, "host", 5, 6, 9, 10),
         "a6": Drop(6),
     }
     return graphs.plan(problem, actions, reason='says "why" – in Unicode')

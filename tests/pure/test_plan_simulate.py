@@ -105,7 +105,7 @@ def test_a_dropped_map_is_gone_although_its_shape_is_read() -> None:
 
 
 def test_an_encoder_and_a_decoder_hold_both_forms_at_once() -> None:
-    timeline = simulate(graphs.plan(graphs.chain(4), {"a1": Encode("half", 50, leave=1, back=6)}))
+    timeline = simulate(graphs.plan(graphs.chain(4), {"a1": Encode("fp16", 50, leave=1, back=6)}))
     kept = simulate(graphs.plan(graphs.chain(4)))
     assert at(timeline, "encode a1") == at(kept, "layer2") + 50
     assert at(timeline, "layer3") == at(kept, "layer3") - 50
@@ -113,7 +113,7 @@ def test_an_encoder_and_a_decoder_hold_both_forms_at_once() -> None:
 
 
 def test_an_encoded_offload_holds_its_buffer_until_sent_and_from_fetch() -> None:
-    action = EncodeOffload("half", 50, "host", leave=1, sent=2, fetch=5, back=6)
+    action = EncodeOffload("fp16", 50, "host", leave=1, sent=2, fetch=5, back=6)
     timeline = simulate(graphs.plan(graphs.chain(4), {"a1": action}))
     kept = simulate(graphs.plan(graphs.chain(4)))
     there = {
@@ -176,7 +176,7 @@ def test_a_fetch_waits_until_its_copy_has_reached_the_tier() -> None:
 
 
 def test_codecs_take_time_on_the_compute_lane() -> None:
-    plan = graphs.plan(graphs.chain(2), {"a1": Encode("half", 50, 1, 3, encode_s=0.5, decode_s=0.25)})
+    plan = graphs.plan(graphs.chain(2), {"a1": Encode("fp16", 50, 1, 3, encode_s=0.5, decode_s=0.25)})
     assert simulate(plan).duration_s == 4.75
 
 
@@ -235,7 +235,7 @@ def test_seventy_thousand_steps_take_less_than_a_second(long_problem: Problem) -
 def test_tens_of_thousands_of_decisions_take_about_a_second(long_problem: Problem) -> None:
     last = len(long_problem.graph) - 1
     actions = [
-        Decision(k, Offload("host", k, last - k - 2, last - k) if k % 2 else Encode("half", 50, k, last - k), "")
+        Decision(k, Offload("host", k, last - k - 2, last - k) if k % 2 else Encode("fp16", 50, k, last - k), "")
         for k in range(1, len(long_problem.graph) // 2 - 2)
     ]
     assert len(actions) > 30_000

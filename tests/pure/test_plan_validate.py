@@ -18,10 +18,14 @@ from vdnn.plan import (
     Keep,
     Offload,
     Plan,
+    Problem,
     Recompute,
     check,
     violations,
 )
+
+ABOVE_ZERO, ABOVE_SIX = (0, 0.0, 0.0, 1.0, 0.0), (0, 6.0, 0.0, float("inf"), 6.0)
+"""What a ReLU asks of an element, and what a threshold of 6 does: test, low, high, on, off."""
 
 
 def only_violation(plan: Plan) -> str:
@@ -30,8 +34,12 @@ def only_violation(plan: Plan) -> str:
     return found[0]
 
 
-def refused(graph: Graph, actions: object) -> str:
+def refused(graph: Graph | Problem, actions: object) -> str:
     return only_violation(graphs.plan(graph, actions))  # type: ignore[arg-type]
+
+
+def may_round(graph: Graph) -> Problem:
+    return graphs.problem(graph, lossy="fp16")
 
 
 def small(*, traits: tuple[Trait, ...] = (), need: Need = Need.ALL) -> Graph:
@@ -73,7 +81,7 @@ def test_a_storage_has_to_exist() -> None:
         (Drop(-1), "leave=-1"),
         (Recompute(1, 6), "back=6"),
         (Offload("host", 1, 7, 8), "fetch=7"),
-        (EncodeOffload("half", 1, "host", 1, 6, 7, 8), "sent=6"),
+        (EncodeOffload("fp16", 1, "host", 1, 6, 7, 8), "sent=6"),
     ],
 )
 def test_steps_are_in_range(action: object, word: str) -> None:
@@ -110,8 +118,10 @@ def test_saying_keep_is_always_allowed() -> None:
 
 
 def test_gaps_of_one_storage_do_not_overlap() -> None:
-    twice = [("s", Offload("host", 2, 5, 5)), ("s", Encode("half", 50, 4, 6))]
-    assert "two of its gaps overlap: after 2 to before 5, and after 4 to before 6" in refused(graphs.diamond(), twice)
+    twice = [("s", Offload("host", 2, 5, 5)), ("s", Encode("fp16", 50, 4, 6))]
+    assert "two of its gaps overlap: after 2 to before 5, and after 4 to before 6" in refused(
+        may_round(graphs.diamond()), twice
+    )
 
 
 def test_a_drop_has_no_end() -> None:
@@ -120,8 +130,8 @@ def test_a_drop_has_no_end() -> None:
 
 
 def test_gaps_may_touch() -> None:
-    twice = [("s", Offload("host", 2, 5, 5)), ("s", Encode("half", 50, 5, 6))]
-    assert violations(graphs.plan(graphs.diamond(), twice)) == []
+    twice = [("s", Offload("host", 2, 5, 5)), ("s", Encode("fp16", 50, 5, 6))]
+    assert violations(graphs.plan(may_round(graphs.diamond()), twice)) == []
 
 
 def test_nobody_reads_what_is_away() -> None:
@@ -277,9 +287,111 @@ def test_a_budget_of_the_peak_is_enough() -> None:
     assert violations(graphs.plan(graphs.problem(graphs.chain(3), budget_nbytes=640))) == []
 
 
-@pytest.mark.parametrize("action", [Encode("odd", -1, 1, 4), EncodeOffload("odd", -1, "host", 1, 1, 4, 4)])
-def test_an_encoding_has_no_negative_size(action: object) -> None:
-    assert "codec 'odd' cannot encode into -1 bytes" in refused(graphs.chain(3), {"a1": action})
+@pytest.mark.parametrize("action", [Encode("fp16", 49, 1, 4), EncodeOffload("fp16", 49, "host", 1, 1, 4, 4)])
+def test_a_code_gets_the_bytes_it_takes(action: object) -> None:
+    assert "codec 'fp16' needs 50 bytes, the plan gives it 49" in refused(may_round(graphs.chain(3)), {"a1": action})
+
+
+def test_a_code_whose_size_depends_on_the_data_gets_the_bytes_of_its_density() -> None:
+    whole = Encode("sparse", 123, 1, 4, detail=(1.0,))
+    assert "codec 'sparse' needs 128 bytes, the plan gives it 123" in refused(graphs.chain(3), {"a1": whole})
+
+
+def test_a_codec_has_to_exist() -> None:
+    unknown = refused(graphs.chain(3), {"a1": Encode("zip", 50, 1, 4)})
+    assert "there is no codec 'zip', only: sign-mask, bool-mask, window-index, sparse, csr, fp16" in unknown
+
+
+@pytest.mark.parametrize(
+    ("codec", "detail"), [("sign-mask", ()), ("sparse", ()), ("window-index", ABOVE_ZERO), ("bool-mask", (0.65,))]
+)
+def test_a_codec_is_for_some_storages_and_parameters(codec: str, detail: tuple[float, ...]) -> None:
+    sentence = refused(graphs.chain(3), {"a1": Encode(codec, 500, 1, 4, detail=detail)})
+    assert f"codec {codec!r} with detail {detail} is not for float32 like it" in sentence
+
+
+def test_a_problem_that_allows_no_loss_gets_none() -> None:
+    sentence = refused(graphs.chain(3), {"a1": Encode("fp16", 50, 1, 4)})
+    assert "codec 'fp16' rounds values, and the problem allows no loss" in sentence
+
+
+def coded(
+    *, need: Need = Need.SIGN, detail: tuple[float, ...] = ABOVE_ZERO, reads_code: bool = True, late: bool = False
+) -> Graph:
+    """x -> a -> y and back, where `b` takes `need` of `a`; with `late`, one op more reads all of `a` after it."""
+    b = graphs.Builder("coded")
+    b.given("x", 40)
+    b.op("make", ["x"], {"a": 40})
+    b.op("use", ["a"], {"y": 40}, roles={"y": Role.OUTPUT})
+    b.hold("y")
+    b.tangent("g", 40)
+    b.op("b", ["g", ("a", need, detail, reads_code)], {"gb": 40})
+    b.op("last", ["gb", *(["a"] if late else [])], {"gx": 40})
+    return b.build()
+
+
+def bits(*, direct: bool = False, detail: tuple[float, ...] = ABOVE_ZERO) -> Encode:
+    return Encode("sign-mask", 2, 1, 2, detail=detail, direct=direct)
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_sign_may_be_kept_as_bits(direct: bool) -> None:
+    assert violations(graphs.plan(coded(), {"a": bits(direct=direct)})) == []
+
+
+def test_a_code_that_travels_may_be_read_as_it_is() -> None:
+    action = EncodeOffload("sign-mask", 2, "host", 0, 0, 1, 2, detail=ABOVE_ZERO, direct=True)
+    b = coded()
+    readless = replace(b, ops=(b.ops[0], replace(b.ops[1], reads=()), *b.ops[2:]))
+    assert violations(graphs.plan(readless, {"a": action})) == []
+
+
+@pytest.mark.parametrize(
+    ("need", "detail"), [(Need.ALL, ()), (Need.SIGN, ABOVE_SIX), (Need.BOOL, ABOVE_ZERO), (Need.WINDOW_INDEX, ())]
+)
+def test_bits_serve_only_readers_that_ask_their_question(need: Need, detail: tuple[float, ...]) -> None:
+    sentence = refused(coded(need=need, detail=detail), {"a": bits()})
+    assert f"step 2 'b' takes {need} {detail} of it, which codec 'sign-mask' with detail" in sentence
+
+
+def test_bits_serve_every_later_reader_or_none() -> None:
+    assert "step 3 'last' takes all values () of it" in refused(coded(late=True), {"a": bits()})
+
+
+def test_bits_of_a_storage_that_holds_two_numbers_serve_every_reader() -> None:
+    graph = graphs.in_place_chain(nbytes=400)
+    action = Encode("bool-mask", 4, 3, 6, detail=(4, 0.0, 0.0, 2.0, 0.0))
+    assert violations(graphs.plan(graph, {"mask": action})) == []
+
+
+def test_bits_of_a_storage_that_holds_two_other_numbers_serve_nobody_who_takes_all() -> None:
+    graph = graphs.in_place_chain(nbytes=400)
+    action = Encode("bool-mask", 4, 3, 6, detail=(4, 0.0, 0.0, 3.0, 0.0))
+    assert "'mul_backward' takes all values () of it, which codec 'bool-mask'" in refused(graph, {"mask": action})
+
+
+def test_a_code_is_read_as_it_is_only_by_ops_with_such_a_form() -> None:
+    sentence = refused(coded(reads_code=False), {"a": bits(direct=True)})
+    assert "step 2 'b' reads 'a' (sign), as a code, which it cannot" in sentence
+
+
+def test_an_op_that_can_read_bits_cannot_read_a_sparse_code() -> None:
+    action = Encode("sparse", 200, 1, 2, detail=(1.0,), direct=True)
+    assert "nobody reads codec 'sparse' as it is" in refused(coded(), {"a": action})
+
+
+def test_a_code_that_is_read_as_it_is_ends_the_life_of_its_storage() -> None:
+    twice = [("a", bits(direct=True)), ("a", Drop(3))]
+    assert "two of its gaps overlap: after 1 to before 4" in refused(coded(), twice)
+
+
+def test_a_code_is_not_read_before_the_step_the_plan_names() -> None:
+    early = replace(bits(direct=True), back=3)
+    assert "step 2 'b' reads 'a' (sign), which is away (encode)" in refused(coded(), {"a": early})
+
+
+def test_what_the_shape_is_read_of_needs_no_code() -> None:
+    assert violations(graphs.plan(coded(need=Need.SHAPE, detail=(), reads_code=False), {"a": bits(direct=True)})) == []
 
 
 def test_a_device_alone_has_nowhere_to_offload_to() -> None:
