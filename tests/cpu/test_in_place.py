@@ -160,6 +160,12 @@ def test_a_bias_that_is_spread_over_the_result_does_not_stop_it() -> None:
     assert storages_written(graph, only_op(graph, "add_")) == storages_written(graph, ops_of(graph, "mm")[0])
 
 
+def test_an_input_that_the_op_also_reads_transposed_is_not_written_over() -> None:
+    model = Using(lambda self, x: (lambda h: h + h.t())(self.a(x)).sin(), a=nn.Linear(4, 4))
+    graph = graph_of(model, rows(4))
+    assert not any(op.has(Trait.IN_PLACE) for op in graph.ops[: graph.num_forward])
+
+
 def test_what_is_smaller_than_the_result_is_not_written_over() -> None:
     model = Using(lambda self, x: x + self.a(x).sum(0), a=nn.Linear(4, 4))
     graph = graph_of(model, rows())
@@ -224,6 +230,7 @@ PROGRAMS: dict[str, Any] = {
     "either of two": lambda x: torch.where(x > 0, x * 2, x.sin()).maximum(x.cos()),
     "assigned parts": _assigned,
     "cloned": lambda x: x.sin().clone().relu_(),
+    "a sum with its own transpose": lambda x: (lambda h: h + h.t())(x.t() @ x).sin(),
     "lower triangle": lambda x: (x @ x.t()).tril().sum(0),
     "many gradients of one tensor": lambda x: x.sin() + x.cos() * x.tanh() + x.t().relu().t() + x.view(-1).view(5, 4),
     "parts assigned to others": _assigned_from_itself,
@@ -267,7 +274,9 @@ def test_a_buffer_that_is_copied_and_then_changed_is_copied_as_it_was() -> None:
 
     def make() -> nn.Module:
         torch.manual_seed(0)
-        return Using(step, a=nn.Linear(4, 4), before=torch.zeros(4), now=torch.arange(4.0))
+        return Using(
+            step, a=nn.Linear(4, 4), now=torch.arange(4.0), before=torch.zeros(4)
+        )  # written back in this order
 
     plain, model = make(), make()
     expected = train(plain, plain, (rows(),))
