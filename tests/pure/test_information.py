@@ -53,7 +53,7 @@ def test_nothing_a_shape_and_all_values_are_no_partial_needs(whole: Information)
 
 
 def stash(*readers: tuple[Any, ...], maker: str = "aten.relu.default", **options: Any) -> Stash:
-    """The stash of `a`: `maker` makes it, the next op reads it, each of the backward `readers` takes something of it."""
+    """The stash of `a`: `maker` makes it, the next op reads it, each backward reader takes something of it."""
     b = graphs.Builder("stash")
     b.given("x", 400)
     b.op("make", ["x"], {"a": 400}, target=maker, **options)
