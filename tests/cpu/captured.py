@@ -27,7 +27,7 @@ def only_op(graph: Graph, target: str) -> Op:
 
 def stashed(graph: Graph) -> dict[str, str]:
     """What backward takes of everything that forward leaves for it, by storage name."""
-    return {graph.storages[storage].name: str(need) for storage, need in graph.backward_needs.items()}
+    return {graph.storages[storage].name: str(taken.need) for storage, taken in graph.backward_needs.items()}
 
 
 def storages_written(graph: Graph, op: Op) -> list[int]:

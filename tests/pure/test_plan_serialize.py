@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,9 @@ from vdnn.plan import (
     load,
     save,
     simulate,
+    solve,
     to_json,
+    violations,
 )
 
 
@@ -50,6 +53,21 @@ def test_a_plan_saves_itself_and_says_where(tmp_path: Path) -> None:
 def test_traits_needs_and_aliases_survive() -> None:
     plan = graphs.plan(graphs.in_place_chain())
     assert from_json(json.loads(json.dumps(to_json(plan)))) == plan
+
+
+@pytest.mark.parametrize("allowed", [{}, {"lossy": "fp8", "density": 0.4}])
+def test_what_codes_mean_survives(allowed: dict[str, Any]) -> None:
+    """Details of reads and codes, who can read a code, alphabets, what may be lost, and the density planned for."""
+    plan = solve(graphs.problem(graphs.layered(), **allowed), "gist")
+    again = from_json(json.loads(json.dumps(to_json(plan), allow_nan=False)))
+    assert again == plan
+    assert violations(again) == []
+
+
+def test_a_plan_without_codes_is_the_document_it_was_before_there_were_any() -> None:
+    document = to_json(graphs.plan(graphs.chain(3)))
+    assert not {"lossy", "density"} & set(document)
+    assert not {"exact_reads", "alphabets"} & set(document["graph"])
 
 
 def test_a_loaded_plan_simulates_to_the_same_figures() -> None:

@@ -12,6 +12,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import isinf
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ _BOOLEAN = _test(Test.NONZERO, 0, 0, 1, 0)
 
 def _above_threshold(arguments: Arguments) -> Mapping[str, Detail]:
     threshold = float(arguments["threshold"])
-    on = 1.0 if threshold == 0 else float("inf")  # any number that is above it
+    on = 1.0 if threshold < 1 else 2 * threshold  # any number that is above it
     return {"self": _test(Test.ABOVE, threshold, 0, on, threshold)}
 
 
@@ -82,7 +83,16 @@ def _above_zero(arguments: Arguments) -> Mapping[str, Detail]:
 
 def _between_bounds(arguments: Arguments) -> Mapping[str, Detail]:
     low, high = float(arguments["min_val"]), float(arguments["max_val"])
-    return {"self": _test(Test.BETWEEN, low, high, low / 2 + high / 2, low)}
+    return {"self": _test(Test.BETWEEN, low, high, _number_between(low, high), low)}
+
+
+def _number_between(low: float, high: float) -> float:
+    """In the middle, where rounding to a shorter dtype does not leave the interval; bounds may be infinite."""
+    if isinf(low) and isinf(high):
+        return 0.0
+    if isinf(low):
+        return high - abs(high) - 1
+    return low + abs(low) + 1 if isinf(high) else low / 2 + high / 2
 
 
 def _on_the_slope(arguments: Arguments) -> Mapping[str, Detail]:
