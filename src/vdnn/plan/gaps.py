@@ -10,6 +10,7 @@ what is away is what the simulator finds.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,9 +43,14 @@ class Gap:
         return self.leave < step < self.until
 
 
-def gaps(graph: Graph) -> tuple[Gap, ...]:
-    """Every gap of every movable storage that has bytes, ordered by storage, then by step."""
+def gaps(graph: Graph, also_used: Mapping[int, Iterable[int]] | None = None) -> tuple[Gap, ...]:
+    """Every gap of every movable storage that has bytes, ordered by storage, then by step.
+
+    `also_used`: further steps that use a storage, because something is replayed from it there.
+    """
     used, changed = uses(graph)
+    for storage, again in (also_used or {}).items():
+        used[storage] = sorted({*used[storage], *again})
     found: list[Gap] = []
     for storage in movable(graph):
         steps, nbytes, life = used[storage], graph.storages[storage].nbytes, graph.lifetimes[storage]

@@ -13,6 +13,9 @@ Around step t the order is
 5. LEAVE of what gives up its bytes, then ENCODE (and its SEND), then LEAVE of encoded buffers whose copy out is placed
    here.
 
+What came back only so that something else could be replayed from it, and is to be recomputed again later, leaves right
+after the last replay that reads it, before op t runs: recomputing step by step should hold one layer's maps at a time.
+
 LEAVE stands before ENCODE because an encoder holds both forms at once: what can go first should be gone by then.
 Without decisions the program is one RUN per op.
 """
@@ -24,9 +27,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vdnn.ir import Graph, Trait
+from vdnn.ir import Graph, Need, Trait
 from vdnn.plan.actions import Drop, Encode, EncodeOffload, Offload, Recompute
 from vdnn.plan.plan import Plan
+
+_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 
 
 class Kind(StrEnum):
@@ -68,11 +73,14 @@ def schedule(plan: Plan) -> tuple[Instruction, ...]:
     for step in range(len(plan.problem.graph)):
         if step in busy:
             program += agenda.fetch.get(step, ())
-            program += _made_whole(plan, agenda, step)
+            at_once = _leaving_at_once(plan, agenda, step)
+            program += _made_whole(plan, agenda, step, at_once)
         program.append(Instruction(Kind.RUN, step, step))
         if step in busy:
-            for heading in (agenda.send, agenda.leave, agenda.encode, agenda.sent):
-                program += heading.get(step, ())
+            program += agenda.send.get(step, ())
+            program += [leaving for leaving in agenda.leave.get(step, ()) if leaving.storage not in at_once]
+            program += agenda.encode.get(step, ())
+            program += agenda.sent.get(step, ())
     return tuple(program)
 
 
@@ -159,7 +167,32 @@ def _writers(plan: Plan) -> dict[int, list[tuple[int, bool]]]:
     return writers
 
 
-def _made_whole(plan: Plan, agenda: _Agenda, step: int) -> Iterator[Instruction]:
+def _leaving_at_once(plan: Plan, agenda: _Agenda, step: int) -> dict[int, tuple[int, Instruction]]:
+    """Storage -> the last replay of this step that touches it, and its LEAVE: of what is replayed here, not used by the
+    step itself, and to be replayed again later.
+    """
+    graph, replays = plan.problem.graph, agenda.replay.get(step, {})
+    leaving = {i.storage: i for i in agenda.leave.get(step, ()) if _costs_no_copy(plan, i)} if replays else {}
+    for read in graph.ops[step].reads:
+        if read.need not in _NO_USE:
+            leaving.pop(graph.values[read.value].storage, None)
+    replayed = {plan.decisions[position].storage for asked in replays.values() for position in asked}
+    last: dict[int, tuple[int, Instruction]] = {}
+    for op in sorted(replays):
+        reads, writes = graph.replayed(op)
+        for storage in {graph.values[value].storage for value in (*(read.value for read in reads), *writes)}:
+            if storage in leaving and storage in replayed:
+                last[storage] = (op, leaving[storage])
+    return last
+
+
+def _costs_no_copy(plan: Plan, leaving: Instruction) -> bool:
+    return isinstance(plan.decisions[leaving.decision].action, Recompute | Drop)
+
+
+def _made_whole(
+    plan: Plan, agenda: _Agenda, step: int, at_once: dict[int, tuple[int, Instruction]]
+) -> Iterator[Instruction]:
     """Replays in op order. What comes back by copy or decoder does so right before its first reader, or last."""
     graph = plan.problem.graph
     coming = dict(agenda.whole.get(step, {}))
@@ -168,5 +201,6 @@ def _made_whole(plan: Plan, agenda: _Agenda, step: int) -> Iterator[Instruction]
             yield from coming.pop(graph.values[read.value].storage, ())
         keeps = tuple(plan.decisions[position].storage for position in asked)
         yield Instruction(Kind.REPLAY, step, op=op, decision=asked[0], keeps=keeps)
+        yield from (leaving for last, leaving in at_once.values() if last == op)
     for instructions in coming.values():
         yield from instructions

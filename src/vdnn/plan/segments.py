@@ -9,7 +9,7 @@ the convolution.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from math import prod
 
@@ -58,10 +58,13 @@ def is_checkpoint(graph: Graph, op: Op) -> bool:
     return op.flops > HEAVY * max(elements, 1)
 
 
-def segments(graph: Graph) -> tuple[Segment, ...]:
-    """Every segment of which backward reads something, in order of its first op."""
+def segments(graph: Graph, checkpoints: Set[int] | None = None) -> tuple[Segment, ...]:
+    """Every segment of which backward reads something, in order of its first op.
+
+    `checkpoints` are the storages that are never made again; SuperNeurons' rule unless told.
+    """
     replays = Replays(graph)
-    heavy = _checkpointed(graph)
+    heavy = _checkpointed(graph) if checkpoints is None else checkpoints
     wanted = {stash.storage: stash for stash in stashes(graph) if stash.back is not None}
     # A cheap storage can be made again if all it needs is a checkpoint, or cheap and can be made again itself.
     can: dict[int, bool] = {}

@@ -20,6 +20,8 @@ from vdnn.plan.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload
 from vdnn.plan.moments import Key, Moment, key_nbytes, peak
 from vdnn.plan.plan import Plan
 
+_NOTHING = (Need.NOTHING, Need.SHAPE)
+
 
 @dataclass(slots=True)
 class Seen:
@@ -49,6 +51,7 @@ class _Walker:
         self.whole = {self.graph.values[value].storage for value in self.graph.inputs}
         self.holds = dict.fromkeys(range(len(self.graph.storages)), -1)
         self.away: dict[int, str] = {}
+        self.gone: set[int] = set()  # decisions whose storage left before their step ran
         self.codes: dict[int, Key] = {}  # storage -> its code, where readers take that as it is
         self.first_reads: dict[int, dict[int, int]] = {}  # op -> storage -> what it held when the op first ran
         self.stored = {tier.name: 0 for tier in plan.problem.hardware.tiers}
@@ -94,14 +97,40 @@ class _Walker:
     def _bring_back(self, step: int) -> None:
         coming = {self.plan.decisions[p].storage: p for p in self.due["back", step]}
         wanted = {s for s, p in coming.items() if isinstance(self.plan.decisions[p].action, Recompute)}
-        for op in sorted({op for storage in wanted for op in self._writers(storage, self._leave(coming[storage]))}):
+        ops = sorted({op for storage in wanted for op in self._writers(storage, self._leave(coming[storage]))})
+        for op in ops:
             for source in self._sources(op):
                 if source in coming and source not in wanted:
                     self._restore(step, coming.pop(source))
             self._replay(step, op, wanted)
+            for position in self._done_with(step, op, ops, wanted):
+                self._leave_now(step, position)
         for storage, position in coming.items():
             if storage not in wanted:
                 self._restore(step, position)
+
+    def _done_with(self, step: int, op: int, ops: list[int], wanted: set[int]) -> list[int]:
+        """What was replayed for other replays only, the last of which has run: it goes before the step's own op."""
+        used = {self.graph.values[r.value].storage for r in self.graph.ops[step].reads if r.need not in _NOTHING}
+        done: list[int] = []
+        for position in self.due["leave", step]:
+            storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
+            touching = [o for o in ops if storage in self._touched_by_replay(o)]
+            if isinstance(action, Recompute | Drop) and storage in wanted and storage not in used and touching:
+                done += [position] if touching[-1] == op else []
+        return done
+
+    def _touched_by_replay(self, op_step: int) -> set[int]:
+        op = self.graph.ops[op_step]
+        written = {self.graph.values[value].storage for value in op.writes}
+        return ({*self._sources(op_step)} | written) - self._statistics(op)
+
+    def _leave_now(self, step: int, position: int) -> None:
+        storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
+        self._moment(step, (("plain", storage),))
+        self.whole.remove(storage)
+        self.away[storage] = f"which is away ({action.kind}): it leaves before step {step} runs"
+        self.gone.add(position)
 
     def _restore(self, step: int, position: int) -> None:
         """A copy has arrived, or a decoder runs; or both."""
@@ -175,7 +204,7 @@ class _Walker:
         return None
 
     def _give_up(self, step: int) -> None:
-        leaving = self.due["leave", step]
+        leaving = [position for position in self.due["leave", step] if position not in self.gone]
         encoding = [p for p in leaving if isinstance(self.plan.decisions[p].action, Encode | EncodeOffload)]
         for position in (*(p for p in leaving if p not in encoding), *encoding):
             storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action

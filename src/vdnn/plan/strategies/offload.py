@@ -34,6 +34,7 @@ from vdnn.plan.infeasible import infeasible
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.room import Room, slower_tiers
+from vdnn.plan.schedule import Kind, schedule
 from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.units import format_nbytes, format_seconds
@@ -55,10 +56,15 @@ SCORES: tuple[Score, ...] = (
 
 def solve(problem: Problem) -> Plan:
     """The fastest plan found within the budget, or Infeasible with the smallest budget that works."""
-    kept = Plan(problem, "offload", variants=dict.fromkeys(problem.variants, 0))
+    return beside(problem, "offload", ())
+
+
+def beside(problem: Problem, strategy: str, fixed: tuple[Decision, ...]) -> Plan:
+    """The same for what is left when some decisions are made already: storages they are about stay out of it."""
+    kept = Plan(problem, strategy, fixed, dict.fromkeys(problem.variants, 0))
     if problem.budget_nbytes is None or kept.peak_nbytes <= problem.budget_nbytes:
         return kept
-    ground = _Ground(problem)
+    ground = _Ground(problem, strategy, fixed)
     best: Plan | None = None
     for tried, plan in enumerate(ground.proposals(), start=1):
         best = plan if best is None else _faster(best, plan)
@@ -90,18 +96,48 @@ def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
     return [(d.storage, d.action.back) for d in plan.decisions if isinstance(d.action, Offload)]
 
 
-class _Ground:
-    """What all proposals start from: gaps with their seconds, and the bytes of every step when all is kept."""
+def least_per_step(problem: Problem, strategy: str, fixed: tuple[Decision, ...]) -> Bytes:
+    """Device bytes of every step beside fixed decisions when everything else is away whenever it is unused."""
+    ground = _Ground(problem, strategy, fixed)
+    return without(ground.nbytes, ground.gaps)
 
-    def __init__(self, problem: Problem) -> None:
+
+def replay_uses(plan: Plan) -> dict[int, set[int]]:
+    """Storage -> the steps at which something is replayed from it."""
+    graph = plan.problem.graph
+    used: dict[int, set[int]] = {}
+    for instruction in schedule(plan) if plan.decisions else ():
+        if instruction.kind is Kind.REPLAY:
+            for read in graph.replayed(instruction.op)[0]:
+                used.setdefault(graph.values[read.value].storage, set()).add(instruction.step)
+    return used
+
+
+def largest_per_step(plan: Plan) -> Bytes:
+    """Device bytes of every step: of its instructions, the one that holds most."""
+    nbytes = np.zeros(len(plan.problem.graph), dtype=np.int64)
+    np.maximum.at(nbytes, plan.timeline.steps, plan.timeline.total())
+    return nbytes
+
+
+class _Ground:
+    """What all proposals start from: gaps with their seconds, and the bytes of every step when nothing more moves than
+    `fixed` decisions say."""
+
+    def __init__(self, problem: Problem, strategy: str, fixed: tuple[Decision, ...]) -> None:
         assert problem.budget_nbytes is not None, "without a budget there is nothing to propose"
         self.problem, self.budget_nbytes = problem, problem.budget_nbytes
         self.tiers = slower_tiers(problem.hardware)
         self.links = {tier: self._links(tier) for tier in self.tiers}
-        self.gaps = [gap for gap in gaps(problem.graph) if gap.is_last or self.tiers]
+        self.fixed, settled = fixed, {decision.storage for decision in fixed}
+        self.gaps = [
+            gap
+            for gap in gaps(problem.graph, replay_uses(Plan(problem, strategy, fixed)))
+            if (gap.is_last or self.tiers) and gap.storage not in settled
+        ]
         self.variants = self._variants()
-        self.base = Plan(problem, "offload", variants=self.variants)
-        self.nbytes = step_nbytes(problem.graph, self.base.costs)
+        self.base = Plan(problem, strategy, fixed, self.variants)
+        self.nbytes = largest_per_step(self.base) if fixed else step_nbytes(problem.graph, self.base.costs)
         self.elapsed_s = np.concatenate([[0.0], np.cumsum([cost.seconds for cost in self.base.costs.ops])])
 
     def proposals(self) -> Iterator[Plan]:
@@ -194,7 +230,7 @@ class _Ground:
     def written(self, used: Sequence[Window]) -> Plan:
         """Ordered by return: of copies back that start at one step, the one that is used first goes first."""
         decisions = [self.decision(window) for window in sorted(used, key=lambda w: (w.choice.gap.until, w.leave))]
-        return replace(self.base, decisions=tuple(decisions))
+        return replace(self.base, decisions=(*self.fixed, *decisions))
 
     def decision(self, window: Window) -> Decision:
         gap, tier = window.choice.gap, window.choice.tier

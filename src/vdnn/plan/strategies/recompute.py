@@ -15,11 +15,14 @@ Every storage of a segment (`plan/segments.py`) is dropped after its last use in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
-from vdnn.ir import PERSISTENT_ROLES, Graph, Need
+from vdnn.ir import PERSISTENT_ROLES, Need
 from vdnn.plan.actions import Decision, Recompute
+from vdnn.plan.gaps import uses
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.replay import Replays
@@ -29,57 +32,98 @@ from vdnn.plan.strategies.vdnn_policy import within_budget
 _NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 _WAY_OUT = "choose 'superneurons', which also moves what is not recomputed"
 
-Policy = Callable[[Problem, Segment, dict[int, int]], Iterator[Decision]]
+Policy = Callable[["Ground", Segment], Iterator[Decision]]
 
 
 def solve_speed(problem: Problem) -> Plan:
-    return within_budget(Plan(problem, "recompute-speed", decisions(problem, speed_centric)), _WAY_OUT)
+    return within_budget(Plan(problem, "recompute-speed", Ground(problem).decisions(speed_centric)), _WAY_OUT)
 
 
 def solve_memory(problem: Problem) -> Plan:
-    return within_budget(Plan(problem, "recompute-memory", decisions(problem, memory_centric)), _WAY_OUT)
+    return within_budget(Plan(problem, "recompute-memory", Ground(problem).decisions(memory_centric)), _WAY_OUT)
 
 
 def solve_cost(problem: Problem) -> Plan:
-    return within_budget(Plan(problem, "recompute-cost", decisions(problem, cost_aware)), _WAY_OUT)
+    return within_budget(Plan(problem, "recompute-cost", Ground(problem).decisions(cost_aware)), _WAY_OUT)
 
 
-def decisions(problem: Problem, policy: Policy) -> tuple[Decision, ...]:
-    """What a policy decides for every segment."""
-    found = segments(problem.graph)
-    leave = last_uses(problem.graph, (storage for segment in found for storage in segment.storages))
-    return tuple(decision for segment in found for decision in policy(problem, segment, leave))
+@dataclass(frozen=True)
+class Ground:
+    """What all policies look up: the segments of a graph, and who uses what when."""
+
+    problem: Problem
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        return segments(self.problem.graph)
+
+    @cached_property
+    def replays(self) -> Replays:
+        return Replays(self.problem.graph)
+
+    @cached_property
+    def leave(self) -> dict[int, int]:
+        """Of each member of a segment: its last use in forward."""
+        return last_uses(self.problem.graph, (storage for segment in self.segments for storage in segment.storages))
+
+    @cached_property
+    def uses(self) -> dict[int, list[int]]:
+        """Of each storage: the backward steps that read more than its shape."""
+        used, _ = uses(self.problem.graph)
+        first = self.problem.graph.num_forward
+        return {storage: [step for step in steps if step >= first] for storage, steps in used.items()}
+
+    @cached_property
+    def l_peak(self) -> int:
+        return l_peak(self.problem)
+
+    def decisions(self, policy: Policy, chosen: Sequence[Segment] | None = None) -> tuple[Decision, ...]:
+        """What a policy decides for every segment, or for those chosen."""
+        return tuple(d for segment in (self.segments if chosen is None else chosen) for d in policy(self, segment))
+
+    def wanted(self, segment: Segment) -> dict[int, set[int]]:
+        """Backward step -> the members of the segment that it uses."""
+        wanted: dict[int, set[int]] = {}
+        for stash in segment.stashed:
+            for step in self.uses[stash.storage]:
+                wanted.setdefault(step, set()).add(stash.storage)
+        return wanted
+
+    def speed_nbytes(self, segment: Segment) -> int:
+        """What a segment needs when it is made again at once."""
+        maps = sum(self.problem.graph.storages[storage].nbytes for storage in segment.storages)
+        return maps + needed_nbytes(self.problem, self._backward_of_last_layer(segment))
+
+    def _backward_of_last_layer(self, segment: Segment) -> int:
+        """The first backward step of the module that made the segment's last map; else the first that uses a member."""
+        ops, wanted = self.problem.graph.ops, sorted(self.wanted(segment))
+        last = max(segment.stashed, key=lambda stash: stash.leave).storage
+        made_in = ops[self.replays.writers[last][0]].module
+        return next((step for step in wanted if ops[step].module == made_in), wanted[0])
 
 
-def speed_centric(problem: Problem, segment: Segment, leave: dict[int, int]) -> Iterator[Decision]:
+def speed_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
     back = min(stash.back for stash in segment.stashed if stash.back is not None)
     for storage in segment.storages:
-        yield Decision(storage, Recompute(leave[storage], back), f"its segment is made again at once, at step {back}")
+        reason = f"its segment is made again at once, at step {back}"
+        yield Decision(storage, Recompute(ground.leave[storage], back), reason)
 
 
-def memory_centric(problem: Problem, segment: Segment, leave: dict[int, int]) -> Iterator[Decision]:
+def memory_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
     """Step by step: what is there stays, what is missing is made again with what it is made from."""
-    graph = problem.graph
-    replays, wanted = Replays(graph), _wanted(graph, segment)
-    away_since = {storage: leave[storage] for storage in segment.storages}
+    wanted, members = ground.wanted(segment), set(segment.storages)
+    away_since = {storage: ground.leave[storage] for storage in members}
     there: set[int] = set()
     for step, next_step in pairwise([*sorted(wanted), -1]):
-        for storage in _chain(wanted[step] - there, there, set(segment.storages), replays):
+        for storage in _chain(wanted[step] - there, there, members, ground.replays):
             yield Decision(storage, Recompute(away_since[storage], step), f"made again for step {step} alone")
             away_since[storage] = step
         there = (there | wanted[step]) & wanted.get(next_step, set())
 
 
-def cost_aware(problem: Problem, segment: Segment, leave: dict[int, int]) -> Iterator[Decision]:
-    policy = speed_centric if speed_nbytes(problem, segment) <= l_peak(problem) else memory_centric
-    yield from policy(problem, segment, leave)
-
-
-def speed_nbytes(problem: Problem, segment: Segment) -> int:
-    """What a segment needs when it is made again at once."""
-    graph = problem.graph
-    maps = sum(graph.storages[storage].nbytes for storage in segment.storages)
-    return maps + needed_nbytes(problem, _backward_of_last_layer(graph, segment))
+def cost_aware(ground: Ground, segment: Segment) -> Iterator[Decision]:
+    policy = speed_centric if ground.speed_nbytes(segment) <= ground.l_peak else memory_centric
+    yield from policy(ground, segment)
 
 
 def l_peak(problem: Problem) -> int:
@@ -97,17 +141,6 @@ def needed_nbytes(problem: Problem, step: int) -> int:
     return maps + problem.costs[step].workspace_nbytes
 
 
-def _wanted(graph: Graph, segment: Segment) -> dict[int, set[int]]:
-    """Backward step -> the members of the segment that it uses."""
-    members = {stash.storage for stash in segment.stashed}
-    wanted: dict[int, set[int]] = {}
-    for step in range(graph.num_forward, len(graph)):
-        for read in graph.ops[step].reads:
-            if read.need not in _NO_USE and graph.values[read.value].storage in members:
-                wanted.setdefault(step, set()).add(graph.values[read.value].storage)
-    return wanted
-
-
 def _chain(missing: set[int], there: set[int], members: set[int], replays: Replays) -> list[int]:
     """What has to be made again to have the missing ones: they, and what they are made from, as far as not there."""
     chain, open_ = set(missing), list(missing)
@@ -117,11 +150,3 @@ def _chain(missing: set[int], there: set[int], members: set[int], replays: Repla
                 chain.add(source)
                 open_.append(source)
     return sorted(chain, key=lambda storage: replays.writers[storage][0])
-
-
-def _backward_of_last_layer(graph: Graph, segment: Segment) -> int:
-    """The first backward step of the module that made the segment's last map; else the first that uses a member."""
-    wanted = sorted(_wanted(graph, segment))
-    last = max(segment.stashed, key=lambda stash: stash.leave).storage
-    made_in = next(op.module for op in graph.ops if any(graph.values[value].storage == last for value in op.writes))
-    return next((step for step in wanted if graph.ops[step].module == made_in), wanted[0])

@@ -1,0 +1,59 @@
+"""superneurons: liveness, offloading of what is expensive, recomputation of what is cheap. Wang et al., PPoPP 2018.
+
+Liveness is what every plan has. Cheap layers are dropped and made again, segment by segment, by the cost-aware rule of
+`recompute.py`; what is not recomputed (outputs of convolutions and other checkpoints) is copied to a slower tier and
+fetched ahead of its use. Together the peak comes down to the largest need of a single step, l_peak in the paper, here
+`bounds.minimum_budget`: with parameters, workspaces and all.
+
+Where we leave the paper: copies are made only as far as the budget asks for (its tensor cache has the same aim), by the
+windows of `offload`; without a budget the floor is the budget. A segment whose replays would not fit at the floor is
+offloaded instead, so the floor is reached on every network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.segments import Segment
+from vdnn.plan.strategies.offload import beside, least_per_step
+from vdnn.plan.strategies.recompute import Ground, cost_aware
+
+NAME = "superneurons"
+
+Steps = npt.NDArray[np.int64]
+
+
+def solve(problem: Problem) -> Plan:
+    """Every cheap segment recomputed that leaves the budget within reach; the rest moves as far as it must."""
+    floor_nbytes, _ = minimum_budget(problem)
+    budget_nbytes = floor_nbytes if problem.budget_nbytes is None else problem.budget_nbytes
+    bounded = replace(problem, budget_nbytes=budget_nbytes)
+    ground = Ground(problem)
+    chosen = ground.segments
+    decisions = ground.decisions(cost_aware, chosen)
+    while chosen and (over := np.flatnonzero(least_per_step(bounded, NAME, decisions) > budget_nbytes)).size:
+        chosen = _without_those_at(ground, over, chosen)
+        decisions = ground.decisions(cost_aware, chosen)
+    return replace(beside(bounded, NAME, decisions), problem=problem)
+
+
+def _without_those_at(ground: Ground, over: Steps, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Without the segments that are there again at steps that need too much; at least without the nearest."""
+    spans = [_span(segment, ground) for segment in chosen]
+    there = {k for k, (first, last) in enumerate(spans) if ((over >= first) & (over <= last)).any()}
+    if not there:
+        there = {min(range(len(chosen)), key=lambda k: int(np.abs(over - spans[k][0]).min()))}
+    return tuple(segment for k, segment in enumerate(chosen) if k not in there)
+
+
+def _span(segment: Segment, ground: Ground) -> tuple[int, int]:
+    """From the step at which a segment is made again to its last use."""
+    steps = ground.wanted(segment)
+    return min(steps), max(steps)
