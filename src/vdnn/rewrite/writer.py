@@ -141,7 +141,9 @@ class HalfWriter:
         function, arguments = from_code(
             node, source, self.codes[decision], action.detail, lambda given: fx.map_arg(given, self.read)
         )
-        copy = self.graph.call_function(function, arguments)
+        # What the fused form does not read and the op did (a shape) lives until here, as the plan counts it.
+        held = [self.copies[other] for other in node.all_input_nodes if other in self.copies]
+        copy = self.graph.call_function(function, (*arguments, *held))
         copy_meta(node, copy)
         return copy
 

@@ -2,7 +2,8 @@
 
 Enters: a gradient and a code. Leaves: exactly what the aten op makes of the gradient and the decoded storage, bit for
 bit, without that storage ever existing. ReLU's backward from bits also moves less memory than from values: 8 bytes per
-element instead of 12. Which nodes may be written so is `capture/information.py`'s word.
+element instead of 12. Which nodes may be written so is `capture/information.py`'s word. `held` is what lives until the
+call and is not read by it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ from vdnn.runtime.codes import raw
 
 
 def masked_gradient(
-    gradient: torch.Tensor, code: torch.Tensor, out: torch.Tensor | None, on: float, off: float, zero_off: bool
+    gradient: torch.Tensor,
+    code: torch.Tensor,
+    out: torch.Tensor | None,
+    on: float,
+    off: float,
+    zero_off: bool,
+    *held: torch.Tensor,
 ) -> torch.Tensor:
     """`gradient * on` where the bit is set; elsewhere zero, or `gradient * off`. `out` may be the gradient itself."""
     target = torch.empty_like(gradient) if out is None else out
@@ -27,7 +34,12 @@ def masked_gradient(
 
 
 def window_gradient(
-    gradient: torch.Tensor, code: torch.Tensor, detail: Detail, shape: tuple[int, ...], stride: tuple[int, ...]
+    gradient: torch.Tensor,
+    code: torch.Tensor,
+    detail: Detail,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    *held: torch.Tensor,
 ) -> torch.Tensor:
     """A max-pool's backward: each element of the gradient goes to where in its window the maximum was."""
     target = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
