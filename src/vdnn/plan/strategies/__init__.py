@@ -12,7 +12,17 @@ from collections.abc import Callable
 from vdnn.errors import InvalidInput
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
-from vdnn.plan.strategies import gist, keep_all, offload, recompute, vdnn_all, vdnn_conv, vdnn_dyn
+from vdnn.plan.strategies import (
+    checkpoint_sqrt,
+    gist,
+    keep_all,
+    offload,
+    recompute,
+    superneurons,
+    vdnn_all,
+    vdnn_conv,
+    vdnn_dyn,
+)
 
 Strategy = Callable[[Problem], Plan]
 
@@ -29,6 +39,8 @@ STRATEGIES: dict[str, Strategy] = {
     "recompute-speed": recompute.solve_speed,
     "recompute-memory": recompute.solve_memory,
     "recompute-cost": recompute.solve_cost,
+    "superneurons": superneurons.solve,
+    "checkpoint-sqrt": checkpoint_sqrt.solve,
     "gist": gist.solve,
     "gist-fp16": gist.solve_fp16,
     "gist-fp10": gist.solve_fp10,
