@@ -66,13 +66,13 @@ def segments(graph: Graph, checkpoints: Set[int] | None = None) -> tuple[Segment
     replays = Replays(graph)
     heavy = _checkpointed(graph) if checkpoints is None else checkpoints
     wanted = {stash.storage: stash for stash in stashes(graph) if stash.back is not None}
+    empty = {storage for storage in graph.stashed if graph.storages[storage].nbytes == 0}  # stays: nothing to gain
+    there = wanted.keys() | replays.given | empty
     # A cheap storage can be made again if all it needs is a checkpoint, or cheap and can be made again itself.
     can: dict[int, bool] = {}
     for storage in sorted(replays.writers, key=lambda s: replays.writers[s][-1]):
-        sources = None if storage in heavy else replays.sources(storage)
-        can[storage] = sources is not None and all(
-            can.get(s, False) or s in wanted or s in replays.given for s in sources
-        )
+        sources = None if storage in heavy or storage in empty else replays.sources(storage)
+        can[storage] = sources is not None and all(can.get(s, False) or s in there for s in sources)
     cheap = [storage for storage in wanted if can[storage]]
     needed = _with_ancestors(cheap, replays, can)
     return tuple(_segment(group, wanted) for group in _connected(needed, replays))

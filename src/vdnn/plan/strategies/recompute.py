@@ -115,9 +115,10 @@ def memory_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
     away_since = {storage: ground.leave[storage] for storage in members}
     there: set[int] = set()
     for step, next_step in pairwise([*sorted(wanted), -1]):
-        for storage in _chain(wanted[step] - there, there, members, ground.replays):
+        missing = _chain(wanted[step] - there, there, members, ground.replays)
+        for storage in missing:
             yield Decision(storage, Recompute(away_since[storage], step), f"made again for step {step} alone")
-            away_since[storage] = step
+        away_since |= dict.fromkeys((*missing, *wanted[step]), step)
         there = (there | wanted[step]) & wanted.get(next_step, set())
 
 
