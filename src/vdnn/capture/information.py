@@ -74,7 +74,7 @@ _BOOLEAN = _test(Test.NONZERO, 0, 0, 1, 0)
 def _above_threshold(arguments: Arguments) -> Mapping[str, Detail]:
     threshold = float(arguments["threshold"])
     on = 1.0 if threshold < 1 else 2 * threshold  # any number that is above it
-    return {"self": _test(Test.ABOVE, threshold, 0, on, threshold)}
+    return {"self": _test(Test.ABOVE, threshold, 0, on, _number_below(threshold))}
 
 
 def _above_zero(arguments: Arguments) -> Mapping[str, Detail]:
@@ -85,7 +85,12 @@ def _between_bounds(arguments: Arguments) -> Mapping[str, Detail]:
     # Whether a NaN lies between, aten answers by position: not in the vectorized body of its loop, but in the few
     # elements left over at the end of each thread's share. No bit knows that position; NaN fails here.
     low, high = float(arguments["min_val"]), float(arguments["max_val"])
-    return {"self": _test(Test.BETWEEN, low, high, _number_between(low, high), low)}
+    return {"self": _test(Test.BETWEEN, low, high, _number_between(low, high), _number_below(low))}
+
+
+def _number_below(bound: float) -> float:
+    """Not the bound itself: rounded to a shorter dtype it may come out above."""
+    return bound - abs(bound) - 1
 
 
 def _number_between(low: float, high: float) -> float:
