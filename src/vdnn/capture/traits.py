@@ -123,7 +123,7 @@ def needs_of(op: torch._ops.OpOverload, arguments: Arguments) -> Needs:
     """What a call takes of its arguments. Arguments that are not listed need all values."""
     if op.namespace not in KNOWN_NAMESPACES:
         return {}
-    name = op._schema.name.split("::")[1]
+    name = op._schema.name.split("::")[1].removesuffix("_")  # in place an op takes what it takes otherwise
     of_call = _NEEDS_OF_CALL.get(name)
     return of_call(arguments) if of_call is not None else _FIXED_NEEDS.get(name, {})
 
