@@ -27,12 +27,17 @@ if TYPE_CHECKING:
     from vdnn import models as models
     from vdnn.api import plan as plan
     from vdnn.api import report as report
+    from vdnn.api import tensor_cache as tensor_cache
     from vdnn.api import virtualize as virtualize
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "models", "plan", "report", "virtualize"]
+__all__ = ["__version__", "models", "plan", "report", "tensor_cache", "virtualize"]
 
-_HOMES = {"models": "vdnn.models", "virtualize": "vdnn.api:virtualize"}
+_HOMES = {
+    "models": "vdnn.models",
+    "tensor_cache": "vdnn.api:tensor_cache",
+    "virtualize": "vdnn.api:virtualize",
+}
 
 
 class _CallablePackage(ModuleType):

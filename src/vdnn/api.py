@@ -1,9 +1,11 @@
-"""The public functions: `virtualize` a model, `plan` a step that is not run, `report` what a virtualized model did.
+"""The public functions: `virtualize` a model, `plan` a step that is not run, `report` what a virtualized model did, and
+`tensor_cache` for models that stay eager.
 
 model = vdnn.virtualize(model)                  # captured piece by piece as it is called, through torch.compile
 model = vdnn.virtualize(model, sample=(x,))     # captured whole and ahead of time, before the first step
 plan = vdnn.plan(model, (x,))                   # no memory is allocated; meta tensors are welcome
 vdnn.report(model)
+cache = vdnn.tensor_cache(budget="4GiB")        # eager mode: `with cache:` around each step of a model as it is
 """
 
 from __future__ import annotations
@@ -29,7 +31,10 @@ from vdnn.options import Options
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import DENSITY
 from vdnn.report.record import Report
-from vdnn.session import Session
+from vdnn.runtime.engine import open_transfers
+from vdnn.runtime.tensor_cache.cache import TensorCache
+from vdnn.session import Session, _shared_transfers
+from vdnn.units import parse_nbytes
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -158,6 +163,50 @@ def plan(
 def report(model: Any) -> Report:
     """What the last steps of a virtualized model did, next to what was planned for them."""
     return session_of(model).report()
+
+
+def tensor_cache(
+    budget: int | str,
+    *,
+    policy: str = "next-use",
+    encode: bool = True,
+    over_budget: str = "raise",
+    device: str | Hardware | None = None,
+    host_budget: int | str | None = None,
+    disk_budget: int | str | None = None,
+    spill_dir: str | None = None,
+) -> TensorCache:
+    """A context in which eager training stays within `budget` bytes, with the same gradients.
+
+    For models that cannot be captured: Python control flow, hooks, anything. Make one and enter it around every step,
+    forward and backward: it learns from each step. What autograd saves leaves the device only when memory is short:
+    `policy="lru"`, the least recently used first; "next-use", what the step before asked for latest. `encode` lets
+    storages with many zeros, and booleans, be held in a shorter form of the same bits.
+
+    `over_budget="raise"` raises `Infeasible` when what cannot leave exceeds the budget; "warn" warns and goes on.
+    `print(cache.report())` says what it did.
+    """
+    if over_budget not in ("raise", "warn"):
+        raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
+    hardware = Options(device=device, host_budget=host_budget, disk_budget=disk_budget, spill_dir=spill_dir).hardware
+    tiers = [tier.name for tier in hardware.tiers[1:]]
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        transfers = functools.partial(_shared_transfers, hardware, spill_dir)
+    else:
+        transfers = functools.cache(
+            functools.partial(open_transfers, hardware, spill_dir=spill_dir, device=accelerator)
+        )
+        tiers = tiers if "host" in tiers else ["host", *tiers]
+    return TensorCache(
+        parse_nbytes(budget),
+        tiers,
+        transfers,
+        policy=policy,
+        encode=encode,
+        over_budget=over_budget,
+        device_type="cpu" if accelerator is None else accelerator.type,
+    )
 
 
 def session_of(model: Any) -> Session:

@@ -2,7 +2,7 @@
 
 Enters: the calls of generated code at the positions the plan gives them. Leaves: the same bytes, later. One `Journeys`
 lives as long as its step does: autograd keeps it through the handle, so a graph that is dropped without a backward
-drops its tickets, and with them the room they took.
+drops its entries of the pool, and with them the room they took.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from vdnn.ir import Storage
 from vdnn.plan.actions import EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.runtime.codes import all_bytes
-from vdnn.runtime.transfers.base import Ticket, Transfers
+from vdnn.runtime.pool.entry import Entry
+from vdnn.runtime.transfers.base import Transfers
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +46,27 @@ class Journeys:
     def __init__(self, trips: Mapping[int, Trip], transfers: Callable[[], Transfers]) -> None:
         self._trips = trips
         self._open = transfers
-        self._tickets: dict[int, Ticket] = {}
+        self._entries: dict[int, Entry] = {}
 
     @property
     def transfers(self) -> Transfers:
         return self._open()
 
     def send(self, decision: int, tensor: torch.Tensor) -> None:
-        self._tickets[decision] = self.transfers.send(all_bytes(tensor), self._trips[decision].tier)
+        entry = self._entries[decision] = Entry(all_bytes(tensor), self.transfers)
+        entry.send([self._trips[decision].tier])
 
     def leave(self, decision: int) -> None:
-        if decision in self._tickets:
-            self.transfers.wait_sent(self._tickets[decision])
+        if decision in self._entries:
+            self._entries[decision].leave()
 
     def fetch(self, decision: int) -> torch.Tensor:
-        flat = torch.empty(self._trips[decision].nbytes, dtype=torch.uint8)
-        self.transfers.fetch(self._tickets[decision], flat)
-        return flat
+        return self._entries[decision].fetch()
 
     def arrive(self, decision: int) -> None:
-        self.transfers.wait_fetched(self._tickets[decision])
+        """The program holds what has arrived and frees it where the plan says; the pool keeps the copy, for a graph
+        that runs again."""
+        entry = self._entries[decision]
+        entry.arrive()
+        entry.send([self._trips[decision].tier])
+        entry.leave()

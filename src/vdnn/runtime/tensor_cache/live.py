@@ -1,0 +1,91 @@
+"""How many bytes of tensors are alive on one device, kept up to date as cheaply as it goes.
+
+Enters: tensors, as they are seen. Leaves: `nbytes` and its peak. Each storage is counted once and uncounted by the
+callback of a weak reference when PyTorch frees it, which may happen in any thread and inside the garbage collector: a
+death is a note that the next look reads. `runtime/tracker.py` counts the same by role; this one runs during training.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from typing import Any
+
+import torch
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_plain(tensor: Any) -> bool:
+    """A tensor with memory of its own. Subclasses and sparse layouts are made of such tensors."""
+    return type(tensor) in _PLAIN_TYPES and tensor.layout is torch.strided
+
+
+class _Ref(weakref.ref[Any]):
+    """To a storage; knows what to take back when it dies."""
+
+    __slots__ = ("key", "nbytes")
+    key: int
+    nbytes: int
+
+
+class Tally:
+    """A sum that only grows by `add` and shrinks by notes in `departed`, which anybody may leave at any moment."""
+
+    def __init__(self) -> None:
+        self.departed: deque[int] = deque()
+        self._sum = 0
+
+    def add(self, amount: int) -> None:
+        self._sum += amount
+
+    @property
+    def sum(self) -> int:
+        while self.departed:
+            self._sum -= self.departed.popleft()
+        return self._sum
+
+
+class LiveBytes:
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self.peak_nbytes = 0
+        self._tally = Tally()
+        self._alive: dict[int, _Ref] = {}
+        alive, departed = self._alive, self._tally.departed
+
+        def forget(ref: weakref.ref[Any]) -> None:
+            assert isinstance(ref, _Ref)
+            alive.pop(ref.key, None)
+            departed.append(ref.nbytes)
+
+        self._forget = forget  # refers to the two containers only: storages keep no counter alive
+
+    @property
+    def nbytes(self) -> int:
+        return self._tally.sum
+
+    def count(self, tensor: torch.Tensor) -> int:
+        """The bytes that this tensor adds: none if its storage is known."""
+        if tensor.device.type != self.device_type:
+            return 0
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            return 0
+        ref = _Ref(storage, self._forget)
+        ref.key, ref.nbytes = key, storage.nbytes()
+        self._alive[key] = ref
+        self._tally.add(ref.nbytes)
+        self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
+        return ref.nbytes
+
+    def count_everything(self) -> None:
+        """Every tensor that Python can reach: parameters, gradients, optimizer state, batches."""
+        for thing in gc.get_objects():
+            if type(thing) in _PLAIN_TYPES and is_plain(thing):
+                self.count(thing)
+
+    def restart_peak(self) -> None:
+        self.peak_nbytes = self.nbytes
