@@ -1,0 +1,125 @@
+"""The SuperNeurons paper's networks and table, computed by our own strategies and simulator.
+
+What follows from layer shapes and dependency lists is asserted. Published peaks that depend on more than that are not.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from vdnn.ir import Graph, Role
+from vdnn.papers.superneurons_networks import NETWORKS, alexnet, resnet
+from vdnn.papers.superneurons_tables import (
+    PUBLISHED_ALEXNET_MIB,
+    PUBLISHED_PEAKS_MIB,
+    PUBLISHED_REPLAYS,
+    RECOMPUTING,
+    baseline_nbytes,
+    forward_nbytes,
+    row,
+    superneurons_problem,
+)
+from vdnn.plan import check, solve
+from vdnn.plan.segments import segments
+from vdnn.plan.strategies.recompute import l_peak, needed_nbytes
+from vdnn.units import MiB
+
+
+def names(graph: Graph, storages: tuple[int, ...]) -> list[str]:
+    return [graph.storages[storage].name for storage in storages]
+
+
+def test_alexnet_has_23_layers_and_46_steps() -> None:
+    graph = alexnet()
+    assert (graph.num_forward, len(graph)) == (23, 46)
+
+
+def test_the_outputs_of_alexnets_layers() -> None:
+    assert forward_nbytes(alexnet()) / MiB == pytest.approx(1469.592, abs=0.0005)
+
+
+def test_alexnets_maps_and_gradients_without_any_sharing() -> None:
+    """The paper says 2189.437: it leaves out some gradients, and not which."""
+    assert baseline_nbytes(alexnet()) / MiB == pytest.approx(2554.140, abs=0.0005)
+
+
+def test_the_largest_layer_of_alexnet_is_the_backward_of_its_first_normalisation() -> None:
+    problem = superneurons_problem(alexnet())
+    largest = max(range(len(problem.graph)), key=lambda step: needed_nbytes(problem, step))
+    assert problem.graph.ops[largest].name == "lrn1_backward"
+    assert l_peak(problem) == 4 * (200 * 96 * 55 * 55 * 4)
+    assert round(l_peak(problem) / MiB, 2) == PUBLISHED_PEAKS_MIB["AlexNet(200)"][1]
+
+
+def test_liveness_alone_peaks_in_the_backward_of_the_last_pooling() -> None:
+    kept = row(alexnet(), "keep-all")
+    assert round(kept.peak_nbytes / MiB, 3) == PUBLISHED_ALEXNET_MIB["liveness"]
+    assert (kept.peak_at, alexnet().ops[31].name) == ("pool5_backward", "pool5_backward")
+
+
+def test_alexnets_segments_are_the_papers() -> None:
+    graph = alexnet()
+    assert [names(graph, segment.storages) for segment in segments(graph)] == [
+        ["act1", "lrn1", "pool1"],
+        ["act2", "lrn2", "pool2"],
+        ["act3"],
+        ["act4"],
+        ["act5", "pool5"],
+        ["act6", "dropout6"],
+        ["act7", "dropout7"],
+    ]
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_as_many_layers_run_again_as_the_paper_counts(network: str) -> None:
+    """AlexNet 14, 23 and 17; ResNet-50 84, 118 and 85; ResNet-101 169, 237 and 170. A batch normalisation before a join
+    is in none of them: nobody reads its output in backward.
+    """
+    graph = NETWORKS[network]()
+    assert tuple(row(graph, strategy).num_replays for strategy in RECOMPUTING) == PUBLISHED_REPLAYS[network]
+
+
+@pytest.mark.parametrize("strategy", ["keep-all", *RECOMPUTING, "superneurons", "checkpoint-sqrt"])
+@pytest.mark.parametrize("network", ["AlexNet(200)", "ResNet50(32)"])
+def test_every_plan_for_the_papers_networks_holds(network: str, strategy: str) -> None:
+    check(solve(superneurons_problem(NETWORKS[network]()), strategy))
+
+
+@pytest.mark.parametrize("strategy", RECOMPUTING)
+def test_recomputation_that_keeps_checkpoints_peaks_by_the_first_convolution_above_the_largest_layer(
+    strategy: str,
+) -> None:
+    """The published peaks are lower because the output of conv1 is on the host meanwhile."""
+    graph = alexnet()
+    conv1 = next(storage for storage in graph.storages if storage.name == "conv1")
+    found = row(graph, strategy)
+    assert found.peak_at == "lrn1_backward"
+    assert found.peak_nbytes == l_peak(superneurons_problem(graph)) + conv1.nbytes
+
+
+def test_with_offloading_beside_it_alexnet_peaks_at_its_largest_layer() -> None:
+    found = row(alexnet(), "superneurons")
+    assert (found.peak_at, round(found.peak_nbytes / MiB, 2)) == ("lrn1_backward", 886.23)
+
+
+def test_a_resnet_peaks_at_four_of_its_widest_maps() -> None:
+    """X, dX and dY of a batch normalisation, and the gradient that waits at the shortcut. The paper says 401 MB."""
+    assert row(resnet(50), "superneurons").peak_nbytes == 4 * (32 * 256 * 56 * 56 * 4)
+
+
+@pytest.mark.parametrize("network", ["ResNet50(32)", "ResNet101(32)"])
+def test_the_square_root_saves_more_maps_than_cheap_layers_do_for_more_work(network: str) -> None:
+    graph = NETWORKS[network]()
+    cheap, root = row(graph, "recompute-cost"), row(graph, "checkpoint-sqrt")
+    assert root.peak_nbytes < cheap.peak_nbytes
+    assert root.num_replays > cheap.num_replays
+
+
+def test_the_images_are_given_and_not_counted() -> None:
+    graph = alexnet()
+    assert next(storage.role for storage in graph.storages if storage.name == "data") is Role.INPUT
+
+
+def test_a_depth_that_is_not_in_the_table_is_refused() -> None:
+    with pytest.raises(ValueError, match="ResNets of 50, 101 layers, not of 34"):
+        resnet(34)
