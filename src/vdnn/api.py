@@ -33,6 +33,7 @@ from vdnn.plan.problem import DENSITY
 from vdnn.report.record import Report
 from vdnn.runtime.engine import open_transfers
 from vdnn.runtime.tensor_cache.cache import TensorCache
+from vdnn.runtime.transfers.base import Transfers
 from vdnn.session import Session, _shared_transfers
 from vdnn.units import parse_nbytes
 
@@ -189,24 +190,27 @@ def tensor_cache(
     if over_budget not in ("raise", "warn"):
         raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
     hardware = Options(device=device, host_budget=host_budget, disk_budget=disk_budget, spill_dir=spill_dir).hardware
-    tiers = [tier.name for tier in hardware.tiers[1:]]
     accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
-        transfers = functools.partial(_shared_transfers, hardware, spill_dir)
-    else:
-        transfers = functools.cache(
-            functools.partial(open_transfers, hardware, spill_dir=spill_dir, device=accelerator)
-        )
-        tiers = tiers if "host" in tiers else ["host", *tiers]
+    tiers = [tier.name for tier in hardware.tiers[1:]]
+    if accelerator is not None and "host" not in tiers:
+        tiers.insert(0, "host")  # what is behind an accelerator's memory, whatever this machine is described as
     return TensorCache(
         parse_nbytes(budget),
         tiers,
-        transfers,
+        functools.partial(_cache_transfers, hardware, spill_dir, accelerator),
         policy=policy,
         encode=encode,
         over_budget=over_budget,
         device_type="cpu" if accelerator is None else accelerator.type,
     )
+
+
+@functools.cache
+def _cache_transfers(hardware: Hardware, spill_dir: str | None, accelerator: torch.device | None) -> Transfers:
+    """On the CPU those of virtualized models, so that both keep to one bound and one account."""
+    if accelerator is None:
+        return _shared_transfers(hardware, spill_dir)
+    return open_transfers(hardware, spill_dir=spill_dir, device=accelerator)
 
 
 def session_of(model: Any) -> Session:
