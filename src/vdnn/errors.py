@@ -7,6 +7,8 @@ which the command line turns into one line on the terminal. Bugs of our own are 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 
 class VdnnError(Exception):
@@ -53,6 +55,9 @@ class Infeasible(VdnnError, ValueError):
         super().__init__(message)
         self.minimum_nbytes = minimum_nbytes
 
+    def __reduce__(self) -> tuple[Any, ...]:  # it crosses to other processes, whole
+        return partial(Infeasible, minimum_nbytes=self.minimum_nbytes), self.args
+
 
 class InvalidPlan(VdnnError, ValueError):
     """A plan that breaks its own rules. Lists every violation, not only the first."""
@@ -61,6 +66,9 @@ class InvalidPlan(VdnnError, ValueError):
         self.violations = tuple(violations)
         lines = "\n".join(f"    {violation}" for violation in self.violations)
         super().__init__(f"the plan breaks {len(self.violations)} rule(s):\n{lines}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return InvalidPlan, (self.violations,)
 
 
 class ForeignPlan(VdnnError, ValueError):
