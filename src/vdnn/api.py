@@ -49,6 +49,7 @@ def virtualize(
     budget: int | str | None = None,
     strategy: str | None = None,
     lossy: str | None = None,
+    exact: bool = True,
     fullgraph: bool = False,
     device: str | Hardware | None = None,
     costs: str | None = None,
@@ -72,6 +73,9 @@ def virtualize(
     says how far the first step's gradients are from the exact ones. `density` is the share of non-zero elements for
     which sparse codes get room.
 
+    `exact=False` lets the gradients of convolutions' weights be summed in parts where that saves workspace the budget
+    has no room for; they then differ in the last bits, and the report names the ops.
+
     `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
     for this machine.
     """
@@ -88,6 +92,7 @@ def virtualize(
         disk_budget=disk_budget,
         spill_dir=spill_dir,
         lossy=lossy,
+        exact=exact,
         density=density,
         progress=progress,
     )
@@ -129,6 +134,7 @@ def plan(
     device: str | Hardware | None = None,
     strategy: str | None = None,
     lossy: str | None = None,
+    exact: bool = True,
     density: float = DENSITY,
     optimizer: str | None = None,
     costs: str | None = "roofline",
@@ -145,6 +151,7 @@ def plan(
         budget=budget,
         strategy=strategy,
         lossy=lossy,
+        exact=exact,
         density=density,
         device=device,
         optimizer=optimizer,

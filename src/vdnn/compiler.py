@@ -8,7 +8,7 @@ or one graph.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,9 +21,9 @@ from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import InputInfo, Lowered, lower
 from vdnn.capture.tidy import tidy
 from vdnn.cost.cache import CostCache
-from vdnn.cost.measured import measure
+from vdnn.cost.measured import measure, measure_variants
 from vdnn.cost.roofline import roofline
-from vdnn.cost.table import CostTable
+from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import Infeasible
 from vdnn.op_calls import op_calls
 from vdnn.optimizers import with_optimizer_state
@@ -34,6 +34,7 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
+from vdnn.plan.workspaces import solve_with_workspaces
 from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.codes import codecs_of
@@ -46,12 +47,20 @@ from vdnn.units import format_nbytes
 log = logging.getLogger("vdnn")
 
 
-def estimate(lowered: Lowered, options: Options) -> CostTable:
-    """What each step costs, as the options want it known."""
+Variants = Mapping[int, tuple[OpCost, ...]]
+
+
+def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
+    """What each step costs, as the options want it known, and where a budget is to be kept, what it costs computed in
+    other ways."""
     if options.chosen_costs == "roofline":
-        return roofline(lowered.graph, options.hardware)
+        return roofline(lowered.graph, options.hardware), {}
+    calls, cache = op_calls(lowered), CostCache()
     with _disable_current_modes():  # real ops on real tensors, in the middle of a trace
-        return measure(op_calls(lowered), CostCache(), progress=options.progress)
+        costs = measure(calls, cache, progress=options.progress)
+        if options.budget is None:
+            return costs, {}
+        return costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress)
 
 
 def plan_joint(
@@ -62,9 +71,10 @@ def plan_joint(
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    problem = Problem(graph, estimate(lowered, options), options.hardware, lossy=options.lossy, density=options.density)
+    costs, variants = estimate(lowered, options)
+    problem = Problem(graph, costs, options.hardware, variants=variants, lossy=options.lossy, density=options.density)
     problem = replace(problem, budget_nbytes=resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes))
-    plan = check(solve(problem, options.chosen_strategy))
+    plan = check(solve_with_workspaces(problem, options.chosen_strategy))
     log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
     return lowered, plan
 

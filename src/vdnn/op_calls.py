@@ -3,6 +3,9 @@
 Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views. Inputs are made up with
 the shapes, strides and dtypes of the trace: random floats, zeros for integers (which are indices more often than not,
 and zero is always one).
+
+An op that can be computed in other ways brings those along, each with the op itself on the same inputs, so that they
+can be compared. For that the inputs have both signs and stretches of zeros, as maps behind a ReLU have.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from torch import fx
 
 from vdnn.capture.lower import Lowered
 from vdnn.capture.nodes import tensor_of, value_of
-from vdnn.cost.measured import OpCall
+from vdnn.cost.measured import OpCall, OpVariant, Run
 from vdnn.ir import Trait
+from vdnn.op_variants import may_be_exact, variants_of
+from vdnn.rewrite.variants import variant_alone
 
 
 def op_calls(lowered: Lowered) -> list[OpCall | None]:
@@ -26,7 +31,11 @@ def op_calls(lowered: Lowered) -> list[OpCall | None]:
 def _call(node: fx.Node, is_view: bool) -> OpCall | None:
     if is_view or not isinstance(node.target, torch._ops.OpOverload):
         return None
-    return OpCall(_key(node), lambda: _make(node))
+    return OpCall(_key(node), lambda: _make(node, _invented), tuple(_variant(node, name) for name in variants_of(node)))
+
+
+def _variant(node: fx.Node, name: str) -> OpVariant:
+    return OpVariant(name, lambda: _make_both(node, name), may_be_exact(name))
 
 
 def _key(node: fx.Node) -> str:
@@ -49,26 +58,52 @@ def _spelled(value: Any) -> str:
     return f"{value.dtype}{tuple(value.shape)}@{tuple(value.stride())}".removeprefix("torch.")
 
 
-def _make(node: fx.Node) -> Callable[[], object]:
-    made: dict[fx.Node, Any] = {}
-
-    def make(source: fx.Node) -> Any:
-        if source not in made:
-            tensor = tensor_of(source)
-            made[source] = value_of(source) if tensor is None else _invented(tensor)
-        return made[source]
-
-    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), make)
+def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _Inputs(invent).make)
     target: Any = node.target
     return lambda: target(*args, **kwargs)
 
 
+def _make_both(node: fx.Node, variant: str) -> tuple[Run, Run]:
+    """A variant, and the op itself on the same inputs."""
+    inputs = _Inputs(_both_signs_and_zeros)
+    function, arguments = variant_alone(node, variant)
+    args, kwargs, others = fx.map_arg((node.args, dict(node.kwargs), arguments), inputs.make)
+    target: Any = node.target
+    return lambda: function(*others), lambda: target(*args, **kwargs)
+
+
+class _Inputs:
+    """Made-up inputs, one for each node that is asked for."""
+
+    def __init__(self, invent: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._invent = invent
+        self._made: dict[fx.Node, Any] = {}
+
+    def make(self, source: fx.Node) -> Any:
+        if source not in self._made:
+            tensor = tensor_of(source)
+            self._made[source] = value_of(source) if tensor is None else self._invent(tensor)
+        return self._made[source]
+
+
 def _invented(like: torch.Tensor) -> torch.Tensor:
-    # Flat, then laid out: an expanded tensor repeats elements and could not be filled itself.
-    shape, stride = tuple(like.shape), like.stride()
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if like.numel() else 0
-    flat = torch.empty(extent, dtype=like.dtype)
     # Between 0.1 and 1: safe as a variance, a divisor and under a logarithm; denormals would cost time that real data
     # does not.
+    flat = _flat(like)
     flat = flat.uniform_(0.1, 1.0) if like.dtype.is_floating_point else flat.zero_()
-    return flat.as_strided(shape, stride)
+    return flat.as_strided(tuple(like.shape), like.stride())
+
+
+def _both_signs_and_zeros(like: torch.Tensor) -> torch.Tensor:
+    flat = _flat(like).normal_()
+    flat[::3] = 0
+    flat[: len(flat) // 8] = 0  # whole windows of zeros: their sums have a sign too
+    return flat.as_strided(tuple(like.shape), like.stride())
+
+
+def _flat(like: torch.Tensor) -> torch.Tensor:
+    # Flat, to be laid out when filled: an expanded tensor repeats elements and could not be filled itself.
+    sizes = zip(like.shape, like.stride(), strict=True)
+    extent = 1 + sum((size - 1) * step for size, step in sizes) if like.numel() else 0
+    return torch.empty(extent, dtype=like.dtype)

@@ -46,6 +46,10 @@ class Options:
     """The share of non-zero elements for which a sparse map's code gets room. A map that turns out denser stays whole
     without a budget and goes to a slower tier with one."""
 
+    exact: bool = True
+    """Whether ops are computed only in ways that keep every bit. With False, the gradients of convolutions' weights may
+    be summed in parts, which needs less workspace and rounds otherwise; the report names those that are."""
+
     costs: str | None = None
     """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
     (each distinct op is run once on this machine, and remembered). None: "measured" where a budget is to be kept on
@@ -79,6 +83,8 @@ class Options:
             )
         if not (isinstance(self.density, (int, float)) and 0 < self.density <= 1):
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
+        if not isinstance(self.exact, bool):
+            raise InvalidInput(f"exact is True or False, not {self.exact!r}")
         if self.costs not in (None, "roofline", "measured"):
             raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
         if self.costs == "measured" and isinstance(self.device, str):

@@ -13,6 +13,7 @@ from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
 from vdnn.plan.findings import Density
+from vdnn.plan.workspaces import inexact_steps
 from vdnn.report.record import Piece, Report, TimelineSummary, summarize
 from vdnn.runtime.engine import open_transfers
 from vdnn.runtime.executor import Executor
@@ -65,7 +66,9 @@ def _shared_transfers(hardware: Hardware, spill_dir: str | None) -> Transfers:
 def _piece(executor: Executor) -> Piece:
     graph = executor.plan.problem.graph
     predicted = summarize(executor.plan.timeline, graph)
-    return Piece(graph.name, predicted, _measured(executor), executor.measured.gradient_error, _density(executor))
+    inexact = tuple(f"{graph.ops[step].name} as {cost.variant}" for step, cost in inexact_steps(executor.plan).items())
+    found = (executor.measured.gradient_error, _density(executor))
+    return Piece(graph.name, predicted, _measured(executor), *found, inexact)
 
 
 def _density(executor: Executor) -> Density | None:

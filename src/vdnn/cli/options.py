@@ -112,6 +112,12 @@ Lossy = Annotated[
         help="Round feature maps between forward and backward: fp16, bf16, fp10 or fp8. Default: every bit is kept.",
     ),
 ]
+Inexact = Annotated[
+    bool,
+    typer.Option(
+        "--inexact", help="Let weight gradients of convolutions be summed in parts where that saves needed workspace."
+    ),
+]
 DiskBudget = Annotated[
     int | None,
     typer.Option(metavar="BYTES", parser=amount, help="Disk that feature maps may take. Default: all."),

@@ -22,6 +22,7 @@ from vdnn.cli.options import (
     Debug,
     DiskBudget,
     ImageSize,
+    Inexact,
     Json,
     Lossy,
     Model,
@@ -67,6 +68,7 @@ def train(
     budget: Budget = None,
     strategy: Strategy = None,
     lossy: Lossy = None,
+    inexact: Inexact = False,
     disk_budget: DiskBudget = None,
     spill_dir: SpillDir = None,
     verify: Verify = False,
@@ -80,6 +82,8 @@ def train(
     from vdnn.cli.training import Trainee, make_optimizer, train_beside, train_steps, twin_of
     from vdnn.models import load
 
+    if verify and inexact:
+        raise InvalidInput("--verify compares bit for bit, and --inexact allows other bits: leave one of them out.")
     if verify and (lossy is not None or (strategy or "").startswith("gist-")):
         raise InvalidInput(
             "--verify compares bit for bit, and a lossy run rounds on purpose: leave one of them out. The report of a"
@@ -93,6 +97,7 @@ def train(
         budget=budget,
         strategy=strategy,
         lossy=lossy,
+        exact=not inexact,
         disk_budget=disk_budget,
         spill_dir=spill_dir,
     )

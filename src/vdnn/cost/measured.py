@@ -5,6 +5,9 @@ repeat themselves, so equal calls (same op, shapes, strides, dtypes, scalars) sh
 and then remembered by the `CostCache`. Time and memory are measured in separate runs: the recording would count as
 time for small ops.
 
+An op may have variants (`OpVariant`), other ways of computing it. They are measured as ops are, and held to the op's
+own bits on the inputs they are measured with.
+
 Measuring leaves no trace: the random generator is put back, and no gradient graph is built. Weakness: inputs of a
 call lie in the caches after the first run, so small memory-bound ops look a little faster than they are between
 others.
@@ -13,12 +16,13 @@ others.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from vdnn.cost.cache import CostCache
 from vdnn.cost.op_memory import workspace_nbytes
@@ -29,7 +33,25 @@ log = logging.getLogger(__name__)
 REPEATS = 9  # an odd number has a middle; more did not steady the medians on a shared 2-core machine
 LONG_OP_S = 0.5  # from here on the first run counts: warming up takes milliseconds and would not show
 SECONDS_PER_OP = 0.5  # timed runs of one op stop here: ops of 100 ms run 5 times
+REPEATS_OF_VARIANTS = 3  # there are several of each op: a third of the repeats keeps measuring as long as it was
+WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
 FREE = OpCost(0.0, 0, "free")
+
+Run = Callable[[], object]
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True)
+class OpVariant:
+    """Another way of computing an op. `make` returns it and the op itself, as functions on the same inputs.
+
+    `may_be_exact` is whether its arithmetic is the op's own; its bits are compared in any case.
+    """
+
+    name: str
+    make: Callable[[], tuple[Run, Run]]
+    may_be_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +62,11 @@ class OpCall:
     """
 
     key: str
-    make: Callable[[], Callable[[], object]]
+    make: Callable[[], Run]
+    variants: tuple[OpVariant, ...] = ()
+
+
+Progress = Callable[[int, int], None]
 
 
 def measure(
@@ -48,21 +74,94 @@ def measure(
     cache: CostCache,
     *,
     repeats: int = REPEATS,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> CostTable:
     """One cost per call. `progress(done, total)` counts what had to be measured."""
     distinct = {call.key: call for call in calls if call is not None}
-    costs = cache.lookup(distinct)
-    unknown = [call for key, call in distinct.items() if key not in costs]
+    costs = _known_or_measured(distinct, lambda key: measure_one(distinct[key], repeats), cache, progress)
+    return CostTable(tuple(FREE if call is None else costs[call.key] for call in calls))
+
+
+def measure_variants(
+    calls: Sequence[OpCall | None],
+    costs: CostTable,
+    cache: CostCache,
+    *,
+    exact: bool = True,
+    progress: Progress | None = None,
+) -> dict[int, tuple[OpCost, ...]]:
+    """For each step with a choice: the ways of computing it, itself among them, that are faster or smaller than all
+    others; fastest first. With `exact`, only those that keep every bit."""
+    wanted: dict[str, tuple[OpVariant, OpCost]] = {}
+    keys: dict[int, list[str]] = {}
+    for step, call in enumerate(calls):
+        if call is not None and costs[step].workspace_nbytes >= WORTHWHILE_NBYTES:
+            offered = {
+                f"{call.key} as {v.name}": (v, costs[step]) for v in call.variants if v.may_be_exact or not exact
+            }
+            keys[step] = list(offered)
+            wanted |= offered
+    found = _known_or_measured(wanted, lambda key: measure_variant(key, *wanted[key]), cache, progress)
+    named = {key: replace(cost, variant=wanted[key][0].name) for key, cost in found.items()}
+    choices = {
+        step: undominated([costs[step], *(named[key] for key in of_step if named[key].exact or not exact)])
+        for step, of_step in keys.items()
+    }
+    return {step: choice for step, choice in choices.items() if len(choice) > 1 or choice[0].variant}
+
+
+def undominated(costs: Iterable[OpCost]) -> tuple[OpCost, ...]:
+    """Without those that are neither faster nor smaller than another; fastest first."""
+    kept: list[OpCost] = []
+    for cost in sorted(costs, key=lambda cost: (cost.seconds, cost.workspace_nbytes, not cost.exact)):
+        if not kept or cost.workspace_nbytes < kept[-1].workspace_nbytes:
+            kept.append(cost)
+    return tuple(kept)
+
+
+def _known_or_measured(
+    keys: Mapping[str, object], measure_key: Callable[[str], OpCost], cache: CostCache, progress: Progress | None
+) -> dict[str, OpCost]:
+    costs = cache.lookup(keys)
+    unknown = [key for key in keys if key not in costs]
     begin = perf_counter()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for done, call in enumerate(unknown, start=1):
-            costs[call.key] = measure_one(call, repeats)
-            cache.store(call.key, costs[call.key])
+        for done, key in enumerate(unknown, start=1):
+            costs[key] = measure_key(key)
+            cache.store(key, costs[key])
             if progress is not None:
                 progress(done, len(unknown))
-    log.info("measured %d of %d distinct ops in %.1f s", len(unknown), len(distinct), perf_counter() - begin)
-    return CostTable(tuple(FREE if call is None else costs[call.key] for call in calls))
+    log.info("measured %d of %d distinct ops in %.1f s", len(unknown), len(keys), perf_counter() - begin)
+    return costs
+
+
+def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
+    """As `measure_one`. What is larger and slower than the op itself at its first run is not looked at further."""
+    try:
+        run, op = variant.make()
+        exact = variant.may_be_exact and same_bits(run(), op())
+        begin = perf_counter()
+        workspace = workspace_nbytes(run)
+        first_s = perf_counter() - begin
+        is_worse = workspace >= given.workspace_nbytes and first_s > given.seconds
+        seconds = first_s if is_worse or first_s >= LONG_OP_S else median_s(run, REPEATS_OF_VARIANTS)
+        return OpCost(seconds, workspace, "measured", exact=exact)
+    except Exception as error:
+        error.add_note(f"while measuring what {key} costs")
+        raise
+
+
+def same_bits(one: object, other: object) -> bool:
+    """Whether two results have the same layouts and the same bits."""
+    pairs = list(zip(tree_leaves(one), tree_leaves(other), strict=True))
+    tensors = [(a, b) for a, b in pairs if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)]
+    holes = [(a, b) for a, b in pairs if a is None and b is None]
+    same = all(a.stride() == b.stride() and torch.equal(_bits(a), _bits(b)) for a, b in tensors)
+    return same and len(tensors) + len(holes) == len(pairs)
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 def measure_one(call: OpCall, repeats: int = REPEATS) -> OpCost:

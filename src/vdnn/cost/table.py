@@ -10,11 +10,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """`source` says how we know: "roofline", "measured", or what a test wrote."""
+    """`source` says how we know: "roofline", "measured", or what a test wrote.
+
+    `variant` names the way of computing that costs this, empty for the op as it was traced. `exact` is whether its
+    result has the bits of the op's own.
+    """
 
     seconds: float
     workspace_nbytes: int = 0
     source: str = "roofline"
+    variant: str = ""
+    exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from vdnn.ir import Role
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
+from vdnn.plan.workspaces import exact_only
 
 
 def exact_counterpart(plan: Plan) -> Plan:
-    problem = replace(plan.problem, lossy=None)
+    problem = replace(exact_only(plan.problem), lossy=None)
     if problem.budget_nbytes is None:
         return check(solve(problem, "keep-all"))
     gradients = [s.nbytes for s in problem.graph.storages if s.role is Role.GRADIENT]

@@ -74,6 +74,9 @@ class Plan:
         if self.variants:
             most = max(self.costs[step].workspace_nbytes for step in self.variants)
             lines.append(f"algorithms chosen for {len(self.variants)} steps, workspace up to {format_nbytes(most)}")
+            inexact = Counter(self.costs[step].variant for step in self.variants if not self.costs[step].exact)
+            forms = ", ".join(f"{count} {form}" for form, count in inexact.items())
+            lines += [f"INEXACT: {inexact.total()} steps sum in another order ({forms})"] if inexact else []
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
     def save(self, path: str | Path) -> Path:

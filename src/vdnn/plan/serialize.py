@@ -47,8 +47,7 @@ def to_json(plan: Plan) -> Json:
     # Written only where there are some: a plan without them is the document it was before they existed.
     if plan.problem.variants:
         body["offered_variants"] = [
-            [step, [[cost.seconds, cost.workspace_nbytes, words.number(cost.source)] for cost in offered]]
-            for step, offered in plan.problem.variants.items()
+            [step, [_cost_to_json(cost, words) for cost in offered]] for step, offered in plan.problem.variants.items()
         ]
     if plan.variants:
         body["variants"] = [[step, chosen] for step, chosen in plan.variants.items()]
@@ -210,8 +209,20 @@ def _graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
     return Graph(document["name"], tuple(ops), tuple(values), tuple(storages), inputs, tangents, held)
 
 
+def _cost_to_json(cost: OpCost, words: _Words) -> list[Any]:
+    """The name of the variant, and whether it is exact, only where there is a name."""
+    row = [cost.seconds, cost.workspace_nbytes, words.number(cost.source)]
+    return [*row, words.number(cost.variant), cost.exact] if cost.variant else row
+
+
 def _costs(rows: Any, word: Callable[[int], str]) -> tuple[OpCost, ...]:
-    return tuple(OpCost(seconds, nbytes, word(source)) for seconds, nbytes, source in rows)
+    return tuple(_cost_from_json(word, *row) for row in rows)
+
+
+def _cost_from_json(
+    word: Callable[[int], str], seconds: float, nbytes: int, source: int, variant: int | None = None, exact: bool = True
+) -> OpCost:
+    return OpCost(seconds, nbytes, word(source), "" if variant is None else word(variant), exact)
 
 
 def _hardware_to_json(hardware: Hardware) -> Json:

@@ -49,7 +49,8 @@ class TimelineSummary:
 class Piece:
     """One captured graph of a model. `measured` is None until the piece has run a whole training step.
 
-    `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse codes.
+    `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse codes. `inexact`
+    names the ops that run in a form whose bits are not the op's own.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Piece:
     measured: TimelineSummary | None = None
     gradient_error: GradientError | None = None
     density: Density | None = None
+    inexact: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,4 +154,5 @@ def _piece_from(record: Mapping[str, Any]) -> Piece:
         measured=None if measured is None else TimelineSummary(**measured),
         gradient_error=None if record.get("gradient_error") is None else GradientError(**record["gradient_error"]),
         density=None if record.get("density") is None else Density(**record["density"]),
+        inexact=tuple(record.get("inexact", ())),
     )

@@ -25,6 +25,7 @@ BAR_COLUMNS = 24
 WIDE = 110  # from here on a table can afford one more column
 NAME_COLUMNS = 30
 GAPS = 20  # between five columns, and room for a longer cell in another row
+SHOWN_OPS = 4  # of those that are not exact: enough to see which; the record has all
 LAYER_NUMBERS = 48  # what storages, bytes, share, bar and gaps take of a line
 BAND_STYLES = dict(zip(SHADES.values(), ("cyan", "green", "yellow"), strict=True))
 
@@ -185,6 +186,9 @@ def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
     """What only a run can know: rounding and sparsity."""
     prefix = f"{piece.name}: " if is_one_of_many else ""
     error, density = piece.gradient_error, piece.density
+    if piece.inexact:
+        named = ", ".join(piece.inexact[:SHOWN_OPS]) + (", ..." if len(piece.inexact) > SHOWN_OPS else "")
+        yield f"{prefix}Inexact, as exact=False allows: {len(piece.inexact)} ops sum in another order ({named})."
     if error is not None and error.relative is not None:
         worst = f", at most {error.worst:.2g} ({error.worst_name})" if error.worst_name else ""
         yield f"{prefix}Lossy: the first step's gradients are {error.relative:.2g} off the exact ones{worst}."

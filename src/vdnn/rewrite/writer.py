@@ -25,6 +25,7 @@ from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind, schedule
 from vdnn.rewrite.from_code import from_code
+from vdnn.rewrite.variants import variant_call
 from vdnn.runtime import steps as runtime
 from vdnn.runtime.phantom import phantom
 
@@ -114,7 +115,7 @@ class HalfWriter:
         if step in self.random_states:
             self.random_states[step] = self.graph.call_function(runtime.random_state, _devices(node))
         copy = (
-            self._copied(node, self._lowered.graph.ops[step].reads) if coded is None else self._from_code(node, coded)
+            self._copied(step, self._lowered.graph.ops[step].reads) if coded is None else self._from_code(node, coded)
         )
         self.copies[node] = copy
         self.position_of[copy] = position
@@ -150,7 +151,7 @@ class HalfWriter:
     def _replay(self, position: int, instruction: Instruction) -> None:
         """Run an op again; of its results only those stay that somebody waits for."""
         step, node = instruction.op, self._lowered.nodes[instruction.op]
-        copy = self._copied(node, self._lowered.graph.replayed(step)[0])
+        copy = self._copied(step, self._lowered.graph.replayed(step)[0])
         if step in self.random_states:
             copy.args = (self.random_states[step], copy.target, *copy.args)  # type: ignore[arg-type]
             copy.target = runtime.replay_random
@@ -163,12 +164,24 @@ class HalfWriter:
                 made = copy if result is node else self.graph.node_copy(result, lambda _: copy)
                 self.copies[result] = made
 
-    def _copied(self, node: fx.Node, reads: Sequence[Read]) -> fx.Node:
+    def _copied(self, step: int, reads: Sequence[Read]) -> fx.Node:
+        node = self._lowered.nodes[step]
         shells = self._shells(node, reads)
         for source in node.all_input_nodes:
             if source not in shells:
                 self.read(source)
-        return self.graph.node_copy(node, lambda s: shells[s] if s in shells else self.copies[s])
+        live = {source: shells[source] if source in shells else self.copies[source] for source in node.all_input_nodes}
+        variant = self._variant(step)
+        if not variant:
+            return self.graph.node_copy(node, live.__getitem__)
+        function, arguments = variant_call(node, variant)
+        copy = self.graph.call_function(function, fx.map_arg(arguments, live.__getitem__))
+        copy_meta(node, copy)
+        return copy
+
+    def _variant(self, step: int) -> str:
+        """The name of the way in which the plan has a step computed; empty for the op as it was traced."""
+        return self._plan.costs[step].variant
 
     def _shells(self, node: fx.Node, reads: Sequence[Read]) -> dict[fx.Node, fx.Node]:
         """Stand-ins for what is away while an op wants to know only its shape. A plan may count on those."""

@@ -45,6 +45,9 @@ class OrdinaryStep:
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
 
+    def made(self, results: Sequence[torch.Tensor | None]) -> None:
+        pass
+
 
 class BoxedCall:
     """A function of one list that it empties, as AOTAutograd wants it."""

@@ -8,7 +8,7 @@ thread has entered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ class Step(Protocol):
 
     def mark(self, position: int) -> None: ...
 
+    def made(self, results: Sequence[torch.Tensor | None]) -> None: ...
+
 
 class _Running(threading.local):
     def __init__(self) -> None:
@@ -50,6 +52,11 @@ def running(step: Step) -> Iterator[None]:
 
 def mark(position: int) -> None:
     _running.steps[-1].mark(position)
+
+
+def made(results: Sequence[torch.Tensor | None]) -> None:
+    """What an op of ours returns that no tracker saw at work."""
+    _running.steps[-1].made(results)
 
 
 def open_handle() -> torch.Tensor:

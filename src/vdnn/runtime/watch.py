@@ -30,7 +30,7 @@ class WatchedStep:
     def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, codes: Codes) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow()
         self.remembered: Remembered | None = None
-        self._graph, self._costs, self._program = plan.problem.graph, plan.problem.costs, program
+        self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program
         self._position = -1
         self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
         self._begin_s = np.zeros(len(program))
@@ -58,6 +58,11 @@ class WatchedStep:
         self._close_instruction(now)
         self._position = position
         self._begin_s[position] = now
+
+    def made(self, results: Sequence[Any]) -> None:
+        """Results of one op, by position, that were made out of the tracker's sight."""
+        for position, tensor in enumerate(tensor for tensor in results if tensor is not None):
+            self.tracker.count(tensor, self._role_of_result(position))
 
     def end_half(self) -> None:
         """Forward or backward is over; after the last instruction the timeline is complete."""
