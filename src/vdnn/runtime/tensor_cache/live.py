@@ -8,6 +8,7 @@ death is a note that the next look reads. `runtime/tracker.py` counts the same b
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections import deque
 from typing import Any
@@ -36,15 +37,18 @@ class Tally:
     def __init__(self) -> None:
         self.departed: deque[int] = deque()
         self._sum = 0
+        self._lock = threading.Lock()  # never taken by whoever leaves a note
 
     def add(self, amount: int) -> None:
-        self._sum += amount
+        with self._lock:
+            self._sum += amount
 
     @property
     def sum(self) -> int:
-        while self.departed:
-            self._sum -= self.departed.popleft()
-        return self._sum
+        with self._lock:
+            while self.departed:
+                self._sum -= self.departed.popleft()
+            return self._sum
 
 
 class LiveBytes:
@@ -52,6 +56,7 @@ class LiveBytes:
         self.device_type = device_type
         self.peak_nbytes = 0
         self._tally = Tally()
+        self._lock = threading.Lock()
         self._alive: dict[int, _Ref] = {}
         alive, departed = self._alive, self._tally.departed
 
@@ -72,11 +77,12 @@ class LiveBytes:
             return 0
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._alive:
-            return 0
-        ref = _Ref(storage, self._forget)
-        ref.key, ref.nbytes = key, storage.nbytes()
-        self._alive[key] = ref
+        with self._lock:
+            if key in self._alive:
+                return 0
+            ref = _Ref(storage, self._forget)
+            ref.key, ref.nbytes = key, storage.nbytes()
+            self._alive[key] = ref
         self._tally.add(ref.nbytes)
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
         return ref.nbytes

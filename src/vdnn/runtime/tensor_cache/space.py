@@ -63,10 +63,11 @@ class Space:
         self.follower, self.step, self._ordinals = follower, self.step + 1, {}
 
     def item_of(self, tensor: torch.Tensor) -> Item:
-        """The item of a tensor's storage: a known one, or a new one at the end of the order."""
+        """The item of a tensor's storage: a known one, or a new one at the end of the order. PyTorch reuses the keys of
+        storages that are gone, so only the storage itself tells."""
         storage = tensor.untyped_storage()
         known = self._by_key.get(storage._cdata)
-        if known is not None and known.storage is not None:
+        if known is not None and known.storage is storage:
             if known.entry is not None and known.state is State.LEAVING:
                 known.entry.keep()
             return known
