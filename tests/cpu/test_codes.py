@@ -1,0 +1,192 @@
+"""Codes of a running step: their memory, what happens when data does not fit, and what is counted."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from equivalence import assert_measured_as_simulated, executors, without_garbage_collection
+from exactness import assert_same_bits, codes_of, step, trained, with_shift
+from tiers import DISK, used_nbytes
+from torch import Tensor, nn
+
+import vdnn
+from vdnn.errors import CodeTooLarge, LostHandle, VdnnError
+from vdnn.hardware.device import Hardware, Tier
+from vdnn.plan.idle_room import MIN_NBYTES
+from vdnn.runtime.buffers import BufferPool
+from vdnn.runtime.codes import all_bytes, raw
+
+CPU = torch.device("cpu")
+ALONE = Hardware("a device alone", 1e11, 1e10, (Tier("device"),))
+
+
+def test_a_block_waits_for_its_decision_and_is_taken_again() -> None:
+    pool = BufferPool([7])
+    with without_garbage_collection():
+        address = pool.take(7, MIN_NBYTES, CPU).data_ptr()
+        assert pool.idle_nbytes == MIN_NBYTES
+        assert pool.take(7, MIN_NBYTES, CPU).data_ptr() == address
+
+
+def test_a_block_that_may_not_wait_goes_back_to_the_system() -> None:
+    pool = BufferPool([])
+    with without_garbage_collection():
+        pool.take(7, MIN_NBYTES, CPU)
+        assert pool.idle_nbytes == 0
+
+
+def test_a_block_of_the_same_size_does_not_wait_in_anothers_place() -> None:
+    """The plan has room for the idle block of 7 when 7 is done, not when 8 is: 8 may be done long before."""
+    pool = BufferPool([7])
+    with without_garbage_collection():
+        seven = pool.take(7, MIN_NBYTES, CPU)
+        pool.take(8, MIN_NBYTES, CPU)
+        assert pool.idle_nbytes == 0
+        del seven
+        assert pool.idle_nbytes == MIN_NBYTES
+
+
+def test_a_decision_keeps_one_block_however_many_graphs_are_alive() -> None:
+    pool = BufferPool([7])
+    with without_garbage_collection():
+        alive = [pool.take(7, MIN_NBYTES, CPU) for _ in range(3)]
+        del alive
+        assert pool.idle_nbytes == MIN_NBYTES
+
+
+def test_a_block_lives_as_long_as_any_look_at_it() -> None:
+    pool = BufferPool([7])
+    with without_garbage_collection():
+        look = pool.take(7, MIN_NBYTES, CPU)[5:].view(-1, 1)
+        assert pool.idle_nbytes == 0
+        del look
+        assert pool.idle_nbytes == MIN_NBYTES
+
+
+def test_two_codes_at_once_never_share_a_block() -> None:
+    pool = BufferPool([7])
+    one, other = (pool.take(7, MIN_NBYTES, CPU).fill_(value) for value in (1, 2))
+    assert (int(one.min()), int(other.max())) == (1, 2)
+
+
+def test_blocks_may_be_taken_in_one_thread_and_given_back_in_another() -> None:
+    pool = BufferPool([7])
+    taken = [pool.take(7, MIN_NBYTES, CPU)]
+    thread = threading.Thread(target=taken.clear)
+    thread.start()
+    thread.join()
+    assert pool.idle_nbytes == MIN_NBYTES
+
+
+def test_a_small_code_is_ordinary_memory() -> None:
+    pool = BufferPool([7])
+    pool.take(7, MIN_NBYTES - 1, CPU)
+    assert pool.idle_nbytes == 0
+
+
+def test_all_bytes_of_a_view_are_those_of_its_storage() -> None:
+    storage = torch.arange(12, dtype=torch.float32)
+    assert all_bytes(storage[3:5].view(2, 1)).numel() == 48
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_raw_bytes_are_in_the_order_of_memory(layout: torch.memory_format) -> None:
+    x = torch.arange(24.0).view(1, 2, 3, 4).contiguous(memory_format=layout)
+    raw(x).view("float32")[1] = 100
+    assert x.flatten()[1 if layout is torch.contiguous_format else 12] == 100
+
+
+def dense(x: Tensor) -> nn.Module:
+    """A ReLU before a convolution, of whose output more than half is not zero."""
+    return with_shift(lambda self, x: self.conv(F.relu(x + 1)), x, conv=nn.Conv2d(4, 2, 3))
+
+
+X = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(0))
+FORMS = {"csr": 0.01, "sparse": 0.5}
+"""Densities for which each form is the shorter one; the map has more."""
+TOO_SMALL: dict[str, Any] = {"strategy": "gist", "density": 0.01}
+
+
+def num_too_dense(virtual: Any) -> int:
+    (executor,) = executors(virtual)
+    return executor.codes.found.num_too_dense
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_a_budget_a_map_that_is_too_dense_stays_whole(form: str) -> None:
+    virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], device=DISK)
+    assert list(codes_of(virtual).values()) == [form]
+    assert num_too_dense(virtual) == 2
+    assert used_nbytes(virtual) == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_with_a_budget_a_map_that_is_too_dense_goes_to_a_slower_tier_and_comes_back(form: str) -> None:
+    virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], device=DISK, budget="100%", costs="roofline")
+    assert num_too_dense(virtual) == 2
+    assert_measured_as_simulated(virtual)
+
+
+def overflowing() -> Any:
+    torch.manual_seed(0)
+    return vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=DISK, budget="100%", costs="roofline")
+
+
+def test_a_map_that_went_to_a_slower_tier_leaves_it_with_its_graph() -> None:
+    virtual = overflowing()
+    loss = virtual(X).sum()
+    assert used_nbytes(virtual) > 0
+    del loss
+    assert used_nbytes(virtual) == 0
+
+
+def test_a_kept_graph_reads_a_map_that_went_to_a_slower_tier_again() -> None:
+    virtual = overflowing()
+    loss = virtual(X).sum()
+    first, second = (torch.autograd.grad(loss, virtual.shift, retain_graph=True) for _ in range(2))
+    assert torch.equal(first[0], second[0])
+
+
+def test_a_map_that_is_too_dense_and_has_nowhere_to_go_says_what_would_help() -> None:
+    virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=ALONE, budget="100%", costs="roofline")
+    with pytest.raises(
+        CodeTooLarge, match=r"of its elements are not zero.*Give a larger share with density=0\.\d\d"
+    ) as caught:
+        virtual(X)
+    assert isinstance(caught.value, VdnnError)
+
+
+def test_the_density_that_helps_does_help() -> None:
+    share = float((F.relu(X + 1) != 0).float().mean())
+    virtual = trained(dense(X), X, strategy="gist", density=share + 0.01, device=ALONE, budget="100%", costs="roofline")
+    assert num_too_dense(virtual) == 0
+    assert_measured_as_simulated(virtual)
+
+
+def test_the_report_tells_the_largest_density_that_was_found() -> None:
+    virtual = trained(dense(X), X, **TOO_SMALL)
+    (piece,) = vdnn.report(virtual).pieces
+    assert piece.density is not None
+    assert piece.density.densest == pytest.approx(float((F.relu(X + 1) != 0).float().mean()))
+
+
+@pytest.mark.parametrize("budget", [None, "100%"])
+def test_a_hook_that_copies_saved_tensors_loses_a_map_that_was_too_dense_with_a_clear_error(budget: str | None) -> None:
+    virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=DISK, budget=budget, costs="roofline")
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+        loss = virtual(X).sum()
+    with pytest.raises(LostHandle, match="outside such hooks"):
+        loss.backward()
+
+
+def test_a_hook_that_copies_saved_tensors_copies_codes_that_fit() -> None:
+    model = dense(X)
+    virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=1.0, device=DISK)
+    expected = step(model, X)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+        found = step(virtual, X)
+    assert_same_bits(expected, found)
