@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pure import graphs
 from pure.graphs import ABOVE_ZERO, INSIDE_SIX, POOL
 from vdnn.ir import Information, Need, Role, Trait
-from vdnn.plan.information import STATISTIC, Stash, stashes
+from vdnn.plan.information import MIN_MAP_NBYTES, STATISTIC, Stash, stashes
 
 SIGN, INSIDE = Information(Need.SIGN, ABOVE_ZERO), Information(Need.BOOL, INSIDE_SIX)
 WINDOW = Information(Need.WINDOW_INDEX, POOL)
@@ -192,11 +192,27 @@ def beside(map_nbytes: int, statistic_nbytes: int) -> set[str]:
 
 
 def test_a_statistic_beside_a_map_is_no_map() -> None:
-    assert beside(4 * STATISTIC * 4, 4 * 4) == {"map"}
+    assert beside(STATISTIC * MIN_MAP_NBYTES, MIN_MAP_NBYTES) == {"map"}
 
 
 def test_two_results_of_similar_size_are_both_maps() -> None:
-    assert beside(4 * STATISTIC * 4, 4 * 4 + 4) == {"map", "mean"}
+    assert beside(STATISTIC * MIN_MAP_NBYTES, MIN_MAP_NBYTES + 4) == {"map", "mean"}
+
+
+def test_a_few_numbers_are_no_map() -> None:
+    assert beside(MIN_MAP_NBYTES - 4, MIN_MAP_NBYTES - 4) == set()
+
+
+def test_what_a_loss_computes_is_no_map() -> None:
+    b = graphs.Builder("loss")
+    b.given("x", 4)
+    b.op("fc", ["x"], {"logits": 4096})
+    b.op("softmax", ["logits"], into={"logs": "logits"}, target="aten._log_softmax.out")
+    b.op("nll", ["logs"], {"loss": 4, "count": 4}, target="aten.nll_loss_forward.default")
+    b.hold("loss")
+    b.tangent("g", 4)
+    b.op("nll_backward", ["g", "logs", "count"], {"gx": 4})
+    assert not any(stash.is_map for stash in stashes(b.build()))
 
 
 def test_what_no_plan_may_move_is_no_stash() -> None:

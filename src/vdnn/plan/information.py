@@ -23,6 +23,13 @@ _KEEP_ZEROS = frozenset({"cat", "clone"})
 
 _MULTIPLY = frozenset({"mul", "mul_"})
 
+_LOSSES = frozenset({"_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "mse_loss"})
+"""What a loss computes is no map: gradients begin there, and rounding it would spoil all of them. The count of images that
+a mean divides by is among its results."""
+
+MIN_MAP_NBYTES = 256
+"""Below this a storage is some numbers, not a map: rounding them frees nothing."""
+
 STATISTIC = 8
 """A result this many times smaller than another of the same op stands beside it: the mean next to what was normalized.
 It is no map, frees nothing, and rounding it would spoil much."""
@@ -90,7 +97,7 @@ def _with_zeros(graph: Graph) -> set[int]:
 
 
 def _writes_zeros(graph: Graph, op: Op, zeros: set[int]) -> bool:
-    name = op.target.split(".")[1] if op.target.count(".") > 1 else op.target
+    name = _name(op)
     read = [graph.values[r.value].storage for r in op.reads if r.need is Need.ALL]
     if name in _MAKE_ZEROS:
         return True
@@ -100,11 +107,24 @@ def _writes_zeros(graph: Graph, op: Op, zeros: set[int]) -> bool:
     return name in _MULTIPLY and any(storage in zeros for storage in read)
 
 
+def _name(op: Op) -> str:
+    return op.target.split(".")[1] if op.target.count(".") > 1 else op.target
+
+
 def _maps(graph: Graph) -> set[int]:
-    return {storage for op in graph.ops[: graph.num_forward] for storage in _maps_of(graph, op)}
+    """Storages that hold a map when forward is done with them: what was written last decides."""
+    maps: set[int] = set()
+    for op in graph.ops[: graph.num_forward]:
+        if not op.has(Trait.VIEW):
+            maps.difference_update(graph.values[value].storage for value in op.writes)
+            maps.update(_maps_of(graph, op))
+    return maps
 
 
 def _maps_of(graph: Graph, op: Op) -> Iterator[int]:
+    if _name(op) in _LOSSES:
+        return
     written = [graph.values[value].storage for value in op.writes]
     largest = max((graph.storages[storage].nbytes for storage in written), default=0)
-    yield from (storage for storage in written if graph.storages[storage].nbytes * STATISTIC > largest)
+    smallest = max(MIN_MAP_NBYTES, largest // STATISTIC + 1)
+    yield from (storage for storage in written if graph.storages[storage].nbytes >= smallest)
