@@ -24,8 +24,8 @@ _KEEP_ZEROS = frozenset({"cat", "clone"})
 _MULTIPLY = frozenset({"mul", "mul_"})
 
 _LOSSES = frozenset({"_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "mse_loss"})
-"""What a loss computes is no map: gradients begin there, and rounding it would spoil all of them. The count of images that
-a mean divides by is among its results."""
+"""What a loss computes is no map: gradients begin there, and rounding it would spoil all of them. The count of images
+that a mean divides by is among its results."""
 
 MIN_MAP_NBYTES = 256
 """Below this a storage is some numbers, not a map: rounding them frees nothing."""
