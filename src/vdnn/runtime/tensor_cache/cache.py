@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 
 import torch
@@ -46,11 +46,17 @@ WATCH_EVERY = 64  # what changes around a model is noticed, for a sixty-fourth o
 
 
 class _Here(threading.local):
-    """What this thread has opened, and whether it is inside the cache's own work."""
+    """What this thread has opened, and how deep it is in the cache's own work."""
 
     def __init__(self) -> None:
         self.opened: list[ExitStack] = []
-        self.is_busy = False
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *error: object) -> None:
+        self.depth -= 1
 
 
 class TensorCache:
@@ -111,12 +117,12 @@ class TensorCache:
 
     @property
     def is_busy_here(self) -> bool:
-        return self._here.is_busy
+        return self._here.depth > 0
 
     def make_room(self, need: int) -> None:
         """For an op that is about to make `need` bytes. Too little room is said, never passed over."""
         if self._space.short_of(need) > 0:
-            with self._lock, self._own_work():
+            with self._lock, self._here:
                 self._space.make(need)
                 if self._space.short_of(need) > 0:
                     self._say_it_cannot(need)
@@ -127,7 +133,7 @@ class TensorCache:
             self._others_peak_nbytes = others
 
     def _pack(self, tensor: torch.Tensor) -> Saved | Unmoved:
-        with self._lock, self._own_work(), torch._C._DisableTorchDispatch():
+        with self._lock, self._here, torch._C._DisableTorchDispatch():
             if not self._may_move(tensor):
                 return Unmoved(tensor)
             self._next_step(is_opening=False)
@@ -139,7 +145,7 @@ class TensorCache:
     def _unpack(self, packed: Saved | Unmoved) -> torch.Tensor:
         if isinstance(packed, Unmoved):
             return packed.tensor()
-        with self._lock, self._own_work():
+        with self._lock, self._here:
             tensor = self._bring(packed)
         if self._is_watched and not is_watching() and torch._C._current_graph_task_id() != -1:
             _push_mode(self._new_watch())  # Note [Backward outside]
@@ -197,7 +203,7 @@ class TensorCache:
         """Note [Watched steps]: an estimate, so it makes room as far as it can and leaves the verdict to the next
         step."""
         if not self._is_watched and not self._space.follower.follows and self._space.short_of(0) > 0:
-            with self._lock, self._own_work():
+            with self._lock, self._here:
                 self._space.make(0)
 
     def _new_watch(self) -> Watch:
@@ -210,11 +216,3 @@ class TensorCache:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(words, stacklevel=2)
-
-    @contextmanager
-    def _own_work(self) -> Iterator[None]:
-        before, self._here.is_busy = self._here.is_busy, True
-        try:
-            yield
-        finally:
-            self._here.is_busy = before

@@ -94,6 +94,10 @@ class Space:
 
     def bring(self, item: Item) -> None:
         """All bytes of the item are on the device afterwards."""
+        if item.entry is None:
+            self.findings.num_hits += 1
+            self._touch(item)
+            return
         was_here = item.state in (State.HERE, State.LEAVING, State.ENCODED)
         was_coming, stalls = item.state is State.COMING, self.findings.num_stalls
         while item.state is not State.HERE:
@@ -108,6 +112,8 @@ class Space:
 
     def prefetch(self, item: Item) -> None:
         """Start to bring back what will be asked for after `item`, while there is room that no op is likely to need."""
+        if self.findings.num_sent == 0:
+            return
         for number, ordinal in enumerate(self.follower.upcoming(item.ordinal)):
             ref = self._ordinals.get(ordinal)
             following = None if ref is None else ref()

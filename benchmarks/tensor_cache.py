@@ -1,0 +1,136 @@
+"""What the tensor cache costs: nothing moves when the budget is above the peak, and what half the peak takes.
+
+Plain eager steps and cached ones alternate in one process, so that whatever else the machine does falls on both; the
+figures are ratios of medians. Peaks are exact tensor bytes, counted by the storage tracker on a step of their own. The
+`decides` network looks at its data to choose its layers: no graph captures it.
+
+    python benchmarks/tensor_cache.py                    # three networks
+    python benchmarks/tensor_cache.py decides --rounds 31
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from provenance import Record, provenance
+from torch import Tensor, nn
+
+import vdnn
+from vdnn import models
+from vdnn.ir import Role
+from vdnn.runtime.tensor_cache.live import LiveBytes
+from vdnn.runtime.tracker import StorageTracker
+from vdnn.units import format_nbytes, format_seconds
+
+WARM_UP = 3  # steps before time is taken: the first two are watched
+
+
+class Decides(nn.Module):
+    """Convolutions in an order that the data chooses."""
+
+    def __init__(self, channels: int = 32, depth: int = 12) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, channels, 3, padding=1)
+        self.layers = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in range(depth))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        for layer in self.layers:
+            x = torch.relu(layer(x)) if x.mean().item() > 0 else torch.tanh(layer(x)) + x
+        return x.square().mean()
+
+
+@dataclass(frozen=True)
+class Load:
+    model: nn.Module
+    step: Callable[..., Any]
+    args: tuple[Any, ...]
+
+
+def load(name: str) -> Load:
+    torch.manual_seed(0)
+    if name == "decides":
+        net = Decides()
+        return Load(net, net, (torch.randn(8, 3, 48, 48),))
+    workload = models.load(name, {"resnet50": 4}.get(name, 1))
+    return Load(workload.model, workload.step, tuple(workload.args))
+
+
+def run(work: Load, around: AbstractContextManager[Any]) -> float:
+    work.model.zero_grad(set_to_none=True)
+    begin = time.perf_counter()
+    with around:
+        work.step(*work.args).backward()
+    return time.perf_counter() - begin
+
+
+def peak(work: Load, around: AbstractContextManager[Any]) -> int:
+    tracker = StorageTracker()
+    tracker.count_all((*work.model.parameters(), *work.model.buffers()), Role.PARAMETER)
+    tracker.count_all(work.args, Role.INPUT)
+    with tracker:
+        run(work, around)
+    tracker.close()
+    return tracker.peak_nbytes
+
+
+def rows(name: str, rounds: int) -> Iterator[list[str]]:
+    work = load(name)
+    run(work, nullcontext())
+    work.model.zero_grad(set_to_none=True)
+    plain_peak = peak(work, nullcontext())
+    work.model.zero_grad(set_to_none=True)
+    others = elsewhere(work)
+    for share in (1.5, 0.5):
+        cache = vdnn.tensor_cache(int(plain_peak * share) + others)
+        for _ in range(WARM_UP):
+            run(work, cache)
+        plain_s: list[float] = []
+        cached_s: list[float] = []
+        for number in range(rounds):  # each goes first every other time
+            for is_plain in (True, False) if number % 2 else (False, True):
+                (plain_s if is_plain else cached_s).append(run(work, nullcontext() if is_plain else cache))
+        found, ratio = cache.findings, median(cached_s) / median(plain_s)
+        yield [
+            name,
+            f"{share:.1f} × {format_nbytes(plain_peak)}",
+            format_nbytes(peak(work, cache)),
+            format_seconds(median(plain_s)),
+            format_seconds(median(cached_s)),
+            f"{ratio:.3f}",
+            format_nbytes(found.sent_nbytes / max(1, found.num_steps)),
+            str(found.num_stalls // max(1, found.num_steps)),
+        ]
+
+
+def elsewhere(work: Load) -> int:
+    """Tensors of this process that are not this network's: what torch and earlier networks have left."""
+    live = LiveBytes("cpu")
+    live.count_everything()
+    own = LiveBytes("cpu")
+    for tensor in (*work.model.parameters(), *work.model.buffers(), *work.args):
+        if isinstance(tensor, Tensor):
+            own.count(tensor)
+    return live.nbytes - own.nbytes
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["decides", "resnet50", "gpt2"])
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    record = Record()
+    record.say(*provenance())
+    head = ["network", "budget", "peak", "plain", "cached", "ratio", "sent per step", "stalls per step"]
+    record.table(head, (row for name in arguments.models for row in rows(name, arguments.rounds)))
+
+
+if __name__ == "__main__":
+    main()
