@@ -73,8 +73,8 @@ def virtualize(
     says how far the first step's gradients are from the exact ones. `density` is the share of non-zero elements for
     which sparse codes get room.
 
-    `exact=False` lets the gradients of convolutions' weights be summed in parts where that saves workspace the budget
-    has no room for; they then differ in the last bits, and the report names the ops.
+    `exact=False` lets convolutions sum in another order where that is faster or needs less workspace than the budget
+    has room for; gradients then differ in the last bits, and the report names the ops.
 
     `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
     for this machine.

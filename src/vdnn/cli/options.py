@@ -115,7 +115,7 @@ Lossy = Annotated[
 Inexact = Annotated[
     bool,
     typer.Option(
-        "--inexact", help="Let weight gradients of convolutions be summed in parts where that saves needed workspace."
+        "--inexact", help="Let convolutions sum in another order where that is faster or smaller; bits differ."
     ),
 ]
 DiskBudget = Annotated[
