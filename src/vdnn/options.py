@@ -47,8 +47,8 @@ class Options:
     without a budget and goes to a slower tier with one."""
 
     exact: bool = True
-    """Whether ops are computed only in ways that keep every bit. With False, convolutions may also sum in another order,
-    where that is faster or needs less workspace; the report names those that do."""
+    """Whether ops are computed only in ways that keep every bit. With False, convolutions may also sum in another
+    order, where that is faster or needs less workspace; the report names those that do."""
 
     costs: str | None = None
     """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
