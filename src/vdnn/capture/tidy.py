@@ -25,7 +25,10 @@ aten = torch.ops.aten
 
 
 def tidy(joint: fx.GraphModule) -> None:
-    """All passes, in the one order in which each finds what the one before it left."""
+    """All passes, in the one order in which each finds what the one before it left.
+
+    The module's code is not generated anew: what runs is cut out of the graph, and code for 10^4 layers takes seconds.
+    """
     graph = joint.graph
     remove_detaches(graph)
     forget_unread_arguments(graph)
@@ -36,7 +39,6 @@ def tidy(joint: fx.GraphModule) -> None:
     protect_mutated_inputs(graph)
     take_views_in_backward(graph)
     write_into_dead_inputs(graph)
-    joint.recompile()
 
 
 def remove_detaches(graph: fx.Graph) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from vdnn.ir import Need
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
-from vdnn.plan.schedule import Instruction, Kind, schedule
+from vdnn.plan.schedule import Instruction, Kind
 
 MIN_NBYTES = 1 << 20
 """Smaller buffers come from malloc's own heap, which does not return them to the system each time."""
@@ -23,7 +23,7 @@ MAX_BUFFERS = 1000
 
 def lasting_buffers(plan: Plan) -> frozenset[int]:
     """Decisions, by position, whose buffer may be kept when its code is gone."""
-    program = schedule(plan)
+    program = plan.program
     candidates = {
         position: decision.action.nbytes
         for position, decision in enumerate(plan.decisions)

@@ -11,7 +11,6 @@ import numpy as np
 from vdnn.errors import Infeasible
 from vdnn.plan.plan import Plan
 from vdnn.plan.residency import Holdings, holdings
-from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import ROLES
 from vdnn.units import format_nbytes
 
@@ -35,7 +34,7 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
 
 def _filling(plan: Plan) -> list[tuple[int, str]]:
     """What is on the device at the peak, largest first, the small ones as one line."""
-    held, at = holdings(plan, schedule(plan)), plan.timeline.peak_at
+    held, at = holdings(plan, plan.program), plan.timeline.peak_at
     there = np.flatnonzero((held.tiers == 0) & (held.first <= at) & (at <= held.last) & (held.nbytes > 0))
     largest_first = there[np.argsort(-held.nbytes[there], kind="stable")]
     named = [(int(held.nbytes[row]), _name(plan, held, row)) for row in largest_first]

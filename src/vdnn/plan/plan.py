@@ -11,12 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vdnn.cost.table import CostTable
 from vdnn.plan.actions import Decision
 from vdnn.plan.problem import Problem
 from vdnn.plan.timeline import Timeline
 from vdnn.units import format_nbytes, format_seconds
+
+if TYPE_CHECKING:
+    from vdnn.plan.schedule import Instruction
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,13 @@ class Plan:
         for step, chosen in self.variants.items():
             costs[step] = self.problem.variants[step][chosen]
         return CostTable(tuple(costs))
+
+    @cached_property
+    def program(self) -> tuple[Instruction, ...]:
+        """The plan written out. Simulator, rewriter and runtime all read it, and for 10^4 layers it takes a while."""
+        from vdnn.plan.schedule import schedule
+
+        return schedule(self)
 
     @cached_property
     def timeline(self) -> Timeline:

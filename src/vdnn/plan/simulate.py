@@ -12,13 +12,12 @@ import numpy as np
 from vdnn.plan.clock import lanes
 from vdnn.plan.plan import Plan
 from vdnn.plan.residency import Holdings, holdings
-from vdnn.plan.schedule import schedule
 from vdnn.plan.timeline import ROLES, Bytes, Timeline
 
 
 def simulate(plan: Plan) -> Timeline:
     """Bytes and seconds of one training step under the plan."""
-    program = schedule(plan)
+    program = plan.program
     graph, hardware = plan.problem.graph, plan.problem.hardware
     held = holdings(plan, program)
     return Timeline(

@@ -14,7 +14,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx.graph import _BoxedCodeGen
 
 from vdnn.capture.nodes import tensors_of
-from vdnn.rewrite.halves import Half
+from vdnn.rewrite.halves import Half, boxed_module
 from vdnn.runtime.executor import Boxed, Program
 from vdnn.runtime.layouts import Layout, expect
 from vdnn.runtime.steps import mark
@@ -24,10 +24,11 @@ def program(half: Half) -> Program:
     constants = (getattr(half.module, str(node.target), None) for node in half.module.graph.find_nodes(op="get_attr"))
     # A tracker of tensors has no rule for ops that run whole programs, or that are ordered by tokens.
     is_watchable = not any(isinstance(node.target, HigherOrderOperator) for node in half.module.graph.nodes)
-    return Program(boxed(half.module), partial(marked, half), tuple(constants), is_watchable)
+    return Program(half.module.forward, partial(marked, half), tuple(constants), is_watchable)
 
 
 def boxed(module: fx.GraphModule) -> Boxed:
+    """Such a function of a module that was made for ordinary arguments."""
     module.graph.set_codegen(_BoxedCodeGen())
     module.recompile()
     return module.forward
@@ -44,7 +45,7 @@ def marked(half: Half) -> Boxed:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node in half.position_of and any(layout is not None for layout in _layouts(node)):
             graph.call_function(expect, (copies[node], _layouts(node), str(node.target)))
-    return boxed(fx.GraphModule(half.module, graph))
+    return boxed_module(half.module, graph).forward
 
 
 def _layouts(node: fx.Node) -> tuple[Layout | None, ...]:

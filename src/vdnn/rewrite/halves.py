@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
+from torch.fx.graph import _BoxedCodeGen
 
 from vdnn.capture.lower import Lowered
 from vdnn.capture.nodes import (
@@ -34,7 +35,7 @@ from vdnn.capture.nodes import (
 from vdnn.ir import Need, Phase
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
-from vdnn.plan.schedule import Instruction, Kind, schedule
+from vdnn.plan.schedule import Instruction, Kind
 from vdnn.rewrite.writer import HalfWriter, nodes_by_storage, random_replays
 from vdnn.runtime.steps import open_handle
 
@@ -66,7 +67,7 @@ class Half:
 
 def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int) -> tuple[Half, Half]:
     """Forward and backward as the plan says."""
-    program = list(enumerate(schedule(plan)))
+    program = list(enumerate(plan.program))
     boundary = plan.problem.graph.num_forward
     forward = [(position, instruction) for position, instruction in program if instruction.step < boundary]
     backward = program[len(forward) :]
@@ -203,7 +204,7 @@ def _forward(
     output = writer.graph.output((*fx.map_arg(list(outputs), writer.read), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
-    return Half(fx.GraphModule(joint, writer.graph), writer.position_of)
+    return Half(boxed_module(joint, writer.graph), writer.position_of)
 
 
 def _backward(
@@ -239,7 +240,14 @@ def _backward(
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
     for item in [item for item in saved if item is not None and not placeholders[item].users]:
         writer.graph.erase_node(placeholders.pop(item))
-    return Half(fx.GraphModule(joint, writer.graph), writer.position_of), list(placeholders)
+    return Half(boxed_module(joint, writer.graph), writer.position_of), list(placeholders)
+
+
+def boxed_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
+    """A module whose forward takes one list and empties it. A module generates its code when it is made, and for 10^4
+    layers that takes seconds: the calling convention is said before, so that once is enough."""
+    graph.set_codegen(_BoxedCodeGen())
+    return fx.GraphModule(root, graph)
 
 
 def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:

@@ -23,7 +23,7 @@ from vdnn.capture.traits import WITHOUT_UPDATES, named_arguments
 from vdnn.ir import Need, Read, Trait
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
-from vdnn.plan.schedule import Instruction, Kind, schedule
+from vdnn.plan.schedule import Instruction, Kind
 from vdnn.rewrite.from_code import from_code
 from vdnn.rewrite.variants import variant_call
 from vdnn.runtime import steps as runtime
@@ -208,7 +208,7 @@ class HalfWriter:
 def random_replays(plan: Plan) -> list[int]:
     """Steps that draw random numbers and are run again: they must draw the same ones."""
     graph = plan.problem.graph
-    again = {instruction.op for instruction in schedule(plan) if instruction.kind is Kind.REPLAY}
+    again = {instruction.op for instruction in plan.program if instruction.kind is Kind.REPLAY}
     return sorted(step for step in again if graph.ops[step].has(Trait.RANDOM))
 
 

@@ -34,7 +34,7 @@ from vdnn.plan.infeasible import infeasible
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.room import Room, slower_tiers
-from vdnn.plan.schedule import Kind, schedule
+from vdnn.plan.schedule import Kind
 from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.units import format_nbytes, format_seconds
@@ -56,15 +56,20 @@ SCORES: tuple[Score, ...] = (
 
 def solve(problem: Problem) -> Plan:
     """The fastest plan found within the budget, or Infeasible with the smallest budget that works."""
-    return beside(problem, "offload", ())
+    return beside(keeping(problem, "offload"))
 
 
-def beside(problem: Problem, strategy: str, fixed: tuple[Decision, ...]) -> Plan:
-    """The same for what is left when some decisions are made already: storages they are about stay out of it."""
-    kept = Plan(problem, strategy, fixed, dict.fromkeys(problem.variants, 0))
+def keeping(problem: Problem, strategy: str, fixed: tuple[Decision, ...] = ()) -> Plan:
+    """The plan that moves nothing beside fixed decisions, with the fastest algorithms."""
+    return Plan(problem, strategy, fixed, dict.fromkeys(problem.variants, 0))
+
+
+def beside(kept: Plan) -> Plan:
+    """The same when some decisions are made already, those of `kept`: storages they are about stay out of it."""
+    problem = kept.problem
     if problem.budget_nbytes is None or kept.peak_nbytes <= problem.budget_nbytes:
         return kept
-    ground = _Ground(problem, strategy, fixed)
+    ground = _Ground(kept)
     best: Plan | None = None
     for tried, plan in enumerate(ground.proposals(), start=1):
         best = plan if best is None else _faster(best, plan)
@@ -96,9 +101,9 @@ def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
     return [(d.storage, d.action.back) for d in plan.decisions if isinstance(d.action, Offload)]
 
 
-def least_per_step(problem: Problem, strategy: str, fixed: tuple[Decision, ...]) -> Bytes:
-    """Device bytes of every step beside fixed decisions when everything else is away whenever it is unused."""
-    ground = _Ground(problem, strategy, fixed)
+def least_per_step(kept: Plan) -> Bytes:
+    """Device bytes of every step beside a plan's decisions when everything else is away whenever it is unused."""
+    ground = _Ground(kept)
     return without(ground.nbytes, ground.gaps)
 
 
@@ -106,7 +111,7 @@ def replay_uses(plan: Plan) -> dict[int, set[int]]:
     """Storage -> the steps at which something is replayed from it."""
     graph = plan.problem.graph
     used: dict[int, set[int]] = {}
-    for instruction in schedule(plan) if plan.decisions else ():
+    for instruction in plan.program if plan.decisions else ():
         if instruction.kind is Kind.REPLAY:
             for read in graph.replayed(instruction.op)[0]:
                 used.setdefault(graph.values[read.value].storage, set()).add(instruction.step)
@@ -122,9 +127,10 @@ def largest_per_step(plan: Plan) -> Bytes:
 
 class _Ground:
     """What all proposals start from: gaps with their seconds, and the bytes of every step when nothing more moves than
-    `fixed` decisions say."""
+    the decisions of `kept` say."""
 
-    def __init__(self, problem: Problem, strategy: str, fixed: tuple[Decision, ...]) -> None:
+    def __init__(self, kept: Plan) -> None:
+        problem, fixed = kept.problem, kept.decisions
         assert problem.budget_nbytes is not None, "without a budget there is nothing to propose"
         self.problem, self.budget_nbytes = problem, problem.budget_nbytes
         self.tiers = slower_tiers(problem.hardware)
@@ -132,11 +138,12 @@ class _Ground:
         self.fixed, settled = fixed, {decision.storage for decision in fixed}
         self.gaps = [
             gap
-            for gap in gaps(problem.graph, replay_uses(Plan(problem, strategy, fixed)))
+            for gap in gaps(problem.graph, replay_uses(kept))
             if (gap.is_last or self.tiers) and gap.storage not in settled
         ]
         self.variants = self._variants()
-        self.base = Plan(problem, strategy, fixed, self.variants)
+        # The plan itself where it can be: it knows its program and its timeline already.
+        self.base = kept if self.variants == kept.variants else replace(kept, variants=self.variants)
         self.nbytes = largest_per_step(self.base) if fixed else step_nbytes(problem.graph, self.base.costs)
         self.elapsed_s = np.concatenate([[0.0], np.cumsum([cost.seconds for cost in self.base.costs.ops])])
 

@@ -22,7 +22,7 @@ from vdnn.plan.bounds import minimum_budget
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.segments import Segment
-from vdnn.plan.strategies.offload import beside, least_per_step
+from vdnn.plan.strategies.offload import beside, keeping, least_per_step
 from vdnn.plan.strategies.recompute import Ground, cost_aware
 
 NAME = "superneurons"
@@ -34,14 +34,15 @@ def solve(problem: Problem) -> Plan:
     """Every cheap segment recomputed that leaves the budget within reach; the rest moves as far as it must."""
     floor_nbytes, _ = minimum_budget(problem)
     budget_nbytes = floor_nbytes if problem.budget_nbytes is None else problem.budget_nbytes
-    bounded = replace(problem, budget_nbytes=budget_nbytes)
+    bounded = problem if problem.budget_nbytes is not None else replace(problem, budget_nbytes=budget_nbytes)
     ground = Ground(problem)
     chosen = ground.segments
-    decisions = ground.decisions(cost_aware, chosen)
-    while chosen and (over := np.flatnonzero(least_per_step(bounded, NAME, decisions) > budget_nbytes)).size:
+    kept = keeping(bounded, NAME, ground.decisions(cost_aware, chosen))
+    while chosen and (over := np.flatnonzero(least_per_step(kept) > budget_nbytes)).size:
         chosen = _without_those_at(ground, over, chosen)
-        decisions = ground.decisions(cost_aware, chosen)
-    return replace(beside(bounded, NAME, decisions), problem=problem)
+        kept = keeping(bounded, NAME, ground.decisions(cost_aware, chosen))
+    plan = beside(kept)
+    return plan if bounded is problem else replace(plan, problem=problem)
 
 
 def _without_those_at(ground: Ground, over: Steps, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
