@@ -182,6 +182,18 @@ def test_backward_after_the_cache_was_left_gets_what_it_needs(tight: TensorCache
     assert tight.findings.num_fetched > 0
 
 
+def test_backward_after_the_cache_was_left_stays_within_the_budget_by_the_caches_own_count(tight: TensorCache) -> None:
+    net = model()
+    for _ in range(2):
+        net.zero_grad()
+        with tight:
+            loss = net(batch())
+        before = tight.findings.fetched_nbytes
+        loss.backward()
+        assert tight.findings.fetched_nbytes > before
+    assert tight.findings.peak_nbytes <= tight.budget_nbytes
+
+
 def test_backward_after_the_cache_was_left_leaves_no_mode_behind(tight: TensorCache) -> None:
     with tight:
         loss = model()(batch())
@@ -413,7 +425,8 @@ def test_storages_with_many_zeros_are_encoded_and_come_back_bit_for_bit() -> Non
         with cache:
             relu_chain(x, weights).backward()
 
-    assert peak_of(net, (x,), step) <= cache._space.budget_nbytes
+    assert peak_of(net, (x,), step) <= cache.budget_nbytes
+    assert cache.findings.peak_nbytes <= cache.budget_nbytes
     assert same(grads(net), expected)
     assert cache.findings.num_encoded > 0
 

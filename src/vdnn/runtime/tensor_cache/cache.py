@@ -87,6 +87,10 @@ class TensorCache:
         self._here = _Here()
 
     @property
+    def budget_nbytes(self) -> int:
+        return self._space.budget_nbytes
+
+    @property
     def findings(self) -> Findings:
         """What it did so far."""
         findings = self._space.findings
@@ -94,7 +98,7 @@ class TensorCache:
         return findings
 
     def report(self) -> str:
-        return self.findings.text(self._space.budget_nbytes, self.policy)
+        return self.findings.text(self.budget_nbytes, self.policy)
 
     def __enter__(self) -> TensorCache:
         with self._lock:
@@ -210,7 +214,7 @@ class TensorCache:
         return Watch(self, self._live, self._sizes)
 
     def _say_it_cannot(self, need: int) -> None:
-        words = cannot_stay_within(self._space.budget_nbytes, self._live.nbytes, self._space.tallies.resident.sum, need)
+        words = cannot_stay_within(self.budget_nbytes, self._live.nbytes, self._space.tallies.resident.sum, need)
         if self._over_budget == "raise":
             raise Infeasible(words, minimum_nbytes=self._live.nbytes + need)
         if not self._has_warned:

@@ -92,6 +92,3 @@ class LiveBytes:
         for thing in gc.get_objects():
             if type(thing) in _PLAIN_TYPES and is_plain(thing):
                 self.count(thing)
-
-    def restart_peak(self) -> None:
-        self.peak_nbytes = self.nbytes
