@@ -68,6 +68,7 @@ class Setting:
     width: int
     strategy: str
     budget: str
+    costs: str = "measured"
 
     def workload(self) -> Workload:
         """In channels_last, where a CPU's convolutions need no workspace."""
@@ -81,7 +82,9 @@ class Setting:
         return replace(made, args=(images.to(memory_format=torch.channels_last), target))
 
     def virtualized(self, made: Workload) -> Callable[..., Any]:
-        return vdnn.virtualize(made.step, sample=made.args, budget=self.budget, strategy=self.strategy)
+        return vdnn.virtualize(
+            made.step, sample=made.args, budget=self.budget, strategy=self.strategy, costs=self.costs
+        )
 
 
 @dataclass(frozen=True)
@@ -257,11 +260,15 @@ def settings() -> tuple[argparse.Namespace, Setting]:
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--strategy", default="superneurons")
     parser.add_argument("--budget", default="10%")
+    parser.add_argument("--costs", default="measured", choices=("measured", "roofline"))
     parser.add_argument("--steps", type=int, default=1)
     parser.add_argument("--compare", action="store_true", help="with plain PyTorch's gradients, bit for bit")
     parser.add_argument("--save", type=Path)
     found = parser.parse_args()
-    return found, Setting(found.model, found.batch, found.image_size, found.width, found.strategy, found.budget)
+    setting = Setting(
+        found.model, found.batch, found.image_size, found.width, found.strategy, found.budget, found.costs
+    )
+    return found, setting
 
 
 def main() -> None:

@@ -1,0 +1,56 @@
+"""Depth, in small: the benchmark's deep ResNet with few channels trains exactly and within its share; and the planner
+handles the whole depth.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from time import process_time
+from types import ModuleType
+
+import pytest
+
+from vdnn.papers import superneurons_networks
+from vdnn.papers.superneurons_tables import superneurons_problem
+from vdnn.plan import Plan, check, solve
+
+RESNET2500 = (6, 32, 788, 6)
+PLANNING_S = 20.0  # the most that planning and checking 10^4 layers may take, in seconds of the processor
+
+
+@pytest.fixture
+def depth(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import depth
+
+    return sys.modules[depth.__name__]
+
+
+def test_a_deep_and_narrow_network_trains_exactly_within_two_fifths_of_its_peak(depth: ModuleType) -> None:
+    setting = depth.Setting("resnet-1-1-6-1", 16, 96, 4, "superneurons", "40%", "roofline")
+    outcome, plan = depth.train(setting, compare=True)
+    assert outcome.num_differing == 0
+    assert outcome.measured_nbytes <= plan.problem.budget_nbytes <= 0.4 * depth.figures(plan).keep_all_nbytes
+    assert all(isfinite(loss) for loss in outcome.losses)
+
+
+def test_every_part_of_the_way_to_a_step_is_timed(depth: ModuleType) -> None:
+    setting = depth.Setting("resnet-1-1-1-1", 2, 64, 4, "superneurons", "90%", "roofline")
+    outcome, _ = depth.train(setting)
+    assert outcome.seconds.keys() == depth.WORDS.keys()
+    assert all(seconds > 0 for seconds in outcome.seconds.values())
+
+
+@pytest.mark.slow
+def test_ten_thousand_layers_are_planned_and_checked_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(superneurons_networks.RESNET_BLOCKS, 2498, RESNET2500)
+    problem = superneurons_problem(superneurons_networks.resnet(2498, batch=32))
+    assert problem.graph.num_forward > 9000
+    bounded = replace(problem, budget_nbytes=Plan(problem, "keep-all").peak_nbytes // 10)
+    begin = process_time()
+    plan = check(solve(bounded, "superneurons"))
+    assert process_time() - begin < PLANNING_S
+    assert plan.peak_nbytes <= plan.problem.budget_nbytes  # type: ignore[operator]
