@@ -1,11 +1,16 @@
 """What the tensor cache costs: nothing moves when the budget is above the peak, and what half the peak takes.
 
-Plain eager steps and cached ones alternate in one process, so that whatever else the machine does falls on both; the
-figures are ratios of medians. Peaks are exact tensor bytes, counted by the storage tracker on a step of their own. The
-`decides` network looks at its data to choose its layers: no graph captures it.
+Three kinds of step take turns in one process: plain, plain again, and cached. The ratio is the median over neighbours,
+which a load that comes and goes falls on alike; the ratio of plain to plain says how far to trust it. Peaks are exact
+tensor bytes, counted by the storage tracker on a step of their own. The `decides` network looks at its data to choose
+its layers: no graph captures it.
+
+Freed memory that malloc returns to the system costs page faults when it is taken again, and whether it does so depends
+on the order of frees. With `MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296` malloc keeps it,
+which takes that lottery out of the comparison.
 
     python benchmarks/tensor_cache.py                    # three networks
-    python benchmarks/tensor_cache.py decides --rounds 31
+    python benchmarks/tensor_cache.py decides --rounds 60
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import permutations
 from statistics import median
 from typing import Any
 
@@ -92,22 +98,34 @@ def rows(name: str, rounds: int) -> Iterator[list[str]]:
         cache = vdnn.tensor_cache(int(plain_peak * share) + others)
         for _ in range(WARM_UP):
             run(work, cache)
-        plain_s: list[float] = []
-        cached_s: list[float] = []
-        for number in range(rounds):  # each goes first every other time
-            for is_plain in (True, False) if number % 2 else (False, True):
-                (plain_s if is_plain else cached_s).append(run(work, nullcontext() if is_plain else cache))
-        found, ratio = cache.findings, median(cached_s) / median(plain_s)
+        seconds = alternate(work, cache, rounds)
+        found, plain_s = cache.findings, seconds["plain"]
         yield [
             name,
             f"{share:.1f} × {format_nbytes(plain_peak)}",
             format_nbytes(peak(work, cache)),
             format_seconds(median(plain_s)),
-            format_seconds(median(cached_s)),
-            f"{ratio:.3f}",
+            format_seconds(median(seconds["cached"])),
+            f"{ratio(seconds['cached'], plain_s):.3f}",
+            f"{ratio(seconds['plain again'], plain_s):.3f}",
             format_nbytes(found.sent_nbytes / max(1, found.num_steps)),
             str(found.num_stalls // max(1, found.num_steps)),
         ]
+
+
+def alternate(work: Load, cache: AbstractContextManager[Any], rounds: int) -> dict[str, list[float]]:
+    """Each kind goes first, second and third equally often: what one leaves in the caches helps the next."""
+    kinds = {"plain": nullcontext(), "cached": cache, "plain again": nullcontext()}
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    turns = list(permutations(kinds))
+    for number in range(rounds):
+        for name in turns[number % len(turns)]:
+            seconds[name].append(run(work, kinds[name]))
+    return seconds
+
+
+def ratio(some: list[float], plain: list[float]) -> float:
+    return median(one / other for one, other in zip(some, plain, strict=True))
 
 
 def elsewhere(work: Load) -> int:
@@ -124,11 +142,11 @@ def elsewhere(work: Load) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=["decides", "resnet50", "gpt2"])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=18)
     arguments = parser.parse_args()
     record = Record()
     record.say(*provenance())
-    head = ["network", "budget", "peak", "plain", "cached", "ratio", "sent per step", "stalls per step"]
+    head = ["network", "budget", "peak", "plain", "cached", "ratio", "plain again", "sent per step", "stalls per step"]
     record.table(head, (row for name in arguments.models for row in rows(name, arguments.rounds)))
 
 

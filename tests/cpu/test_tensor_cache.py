@@ -163,6 +163,27 @@ def test_a_budget_above_the_peak_moves_nothing_and_is_soon_not_watched() -> None
     assert (cache.findings.num_steps, cache.findings.num_watched) == (5, 2)
 
 
+def test_an_unwatched_step_that_departs_from_the_routine_half_way_is_right() -> None:
+    """The first layers are those of the watched steps; what they saved moves too."""
+    cache, net, other = cache_of(plain_peak(model(), batch()) * 13 // 10), model(), model()
+
+    def step(net: nn.Module, repeats: int) -> None:
+        net.zero_grad()
+        torch.manual_seed(1)
+        x = batch()
+        for _ in range(repeats):
+            x = torch.tanh(net.layers[0](x))  # type: ignore[index]
+        net(x).backward()
+
+    for repeats in (1, 1, 1, 12, 12, 1):
+        with cache:
+            step(net, repeats)
+        step(other, repeats)
+        assert same(grads(net), grads(other))
+    assert cache.findings.num_watched == 4
+    assert cache.findings.num_fetched > 0
+
+
 def test_an_unwatched_step_that_grows_beyond_the_budget_makes_room_and_is_watched_next_time() -> None:
     cache = cache_of(plain_peak(model(), batch(rows=1024)) * 2 // 3)
     net, small, large = model(), batch(rows=64), batch(rows=1024)

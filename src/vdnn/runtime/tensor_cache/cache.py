@@ -30,11 +30,12 @@ from torch.utils._python_dispatch import _push_mode
 
 from vdnn.errors import Infeasible
 from vdnn.runtime.tensor_cache.findings import Findings
-from vdnn.runtime.tensor_cache.items import Saved, Unmoved
+from vdnn.runtime.tensor_cache.items import Item, Saved, Unmoved
 from vdnn.runtime.tensor_cache.live import LiveBytes, is_plain
 from vdnn.runtime.tensor_cache.order import Follower
 from vdnn.runtime.tensor_cache.policies import NEXT_USE, check_policy
 from vdnn.runtime.tensor_cache.result_sizes import ResultSizes
+from vdnn.runtime.tensor_cache.routine import Routine
 from vdnn.runtime.tensor_cache.space import Space
 from vdnn.runtime.tensor_cache.watch import Watch, is_watching
 from vdnn.runtime.tensor_cache.words import cannot_stay_within
@@ -85,6 +86,7 @@ class TensorCache:
         self._has_warned = False
         self._lock = threading.RLock()
         self._here = _Here()
+        self._routine = Routine()
 
     @property
     def budget_nbytes(self) -> int:
@@ -137,26 +139,49 @@ class TensorCache:
             self._others_peak_nbytes = others
 
     def _pack(self, tensor: torch.Tensor) -> Saved | Unmoved:
-        with self._lock, self._here, torch._C._DisableTorchDispatch():
-            if not self._may_move(tensor):
+        with self._lock:
+            if self._routine.holds:
+                saved = self._routine.save(tensor)
+                if saved is not None:
+                    self._count_step(is_first=self._routine.num_saved == 1)
+                    return saved
+                self._take_over()
+            return self._pack_known(tensor)
+
+    def _pack_known(self, tensor: torch.Tensor) -> Saved | Unmoved:
+        """Known by its storage, so that it can move."""
+        with self._here, torch._C._DisableTorchDispatch():
+            may_move = self._may_move(tensor)
+            if may_move:
+                self._next_step(is_opening=False)
+            if self._is_watched:
+                self._routine.write(tensor)
+            if not may_move:
                 return Unmoved(tensor)
-            self._next_step(is_opening=False)
-            self._count_step()
+            self._count_step(is_first=self._space.follower.order.is_empty and self._routine.num_saved == 0)
             saved = self._space.item_of(tensor).save(tensor.detach())
         self._guard_unwatched()
         return saved
 
+    def _take_over(self) -> None:
+        """The step departs from the routine: from here on, what it has saved is known by storage."""
+        with self._here, torch._C._DisableTorchDispatch():
+            for saved in self._routine.left_over():
+                if self._may_move(saved.alias):
+                    self._space.item_of(saved.alias).adopt(saved)
+
     def _unpack(self, packed: Saved | Unmoved) -> torch.Tensor:
-        if isinstance(packed, Unmoved):
-            return packed.tensor()
-        with self._lock, self._here:
-            tensor = self._bring(packed)
+        with self._lock:
+            if packed.item is None:
+                return packed.tensor()
+            with self._here:
+                tensor = self._bring(packed, packed.item)
         if self._is_watched and not is_watching() and torch._C._current_graph_task_id() != -1:
             _push_mode(self._new_watch())  # Note [Backward outside]
         return tensor
 
-    def _bring(self, saved: Saved) -> torch.Tensor:
-        space, item = self._space, saved.item
+    def _bring(self, saved: Saved, item: Item) -> torch.Tensor:
+        space = self._space
         space.bring(item)
         if self._is_watched and space.short_of(0) > 0:
             self._say_it_cannot(0)
@@ -181,8 +206,10 @@ class TensorCache:
         order, is_over = self._space.follower.order, self._space.tallies.alive.sum == 0
         if not order.is_empty and (is_over or (is_opening and order.asked)):
             self._space.begin_step(Follower(order))
-        if is_opening and self._space.follower.order.is_empty:
+            self._routine.begin(is_watched=self._is_watched or not is_opening)
+        if is_opening and self._space.follower.order.is_empty and self._routine.is_idle:
             self._choose_watching()
+            self._routine.begin(is_watched=self._is_watched)
 
     def _choose_watching(self) -> None:
         """Note [Watched steps]"""
@@ -193,8 +220,8 @@ class TensorCache:
         if self._is_watched and (num_steps < WATCHED_FIRST or not was_watched):
             self._live.count_everything()
 
-    def _count_step(self) -> None:
-        if self._space.follower.order.is_empty:
+    def _count_step(self, *, is_first: bool) -> None:
+        if is_first:
             self._space.findings.num_steps += 1
             self._space.findings.num_watched += self._is_watched
 

@@ -9,7 +9,8 @@ from vdnn.units import format_nbytes, format_seconds
 
 @dataclass(slots=True)
 class Findings:
-    """Sums over all steps so far, and the largest peak of those that were watched."""
+    """Sums over all steps so far, and the largest peak of those that were watched. Requests in steps that do what a
+    watched one did are not counted: nothing was away."""
 
     num_steps: int = 0
     num_watched: int = 0

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 
@@ -31,6 +32,7 @@ class Unmoved:
     """A tensor that stays: a parameter, a small one, one without plain memory."""
 
     __slots__ = ("_tensor", "_version")
+    item: ClassVar[None] = None
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor, self._version = tensor.detach(), tensor._version
@@ -41,11 +43,12 @@ class Unmoved:
 
 
 class Saved:
-    """One tensor. `_alias` shares memory and version with the one that was saved, and is None while that is away."""
+    """One tensor. `_alias` shares memory and version with the one that was saved, and is None while that is away.
+    `item` is None in a step that is not watched, where no storage has to be known (`routine.py`)."""
 
     __slots__ = ("__weakref__", "_alias", "_layout", "_stale", "_version", "item")
 
-    def __init__(self, item: Item, alias: torch.Tensor) -> None:
+    def __init__(self, item: Item | None, alias: torch.Tensor) -> None:
         self.item = item
         self._alias: torch.Tensor | None = alias
         self._version = alias._version
@@ -57,11 +60,17 @@ class Saved:
         if self._stale is not None:
             raise RuntimeError(self._stale)
         if self._alias is None:
+            assert self.item is not None
             assert self._layout is not None
             self._alias = self.item.look(self._layout)
             self._version = self._alias._version
         check_version(self._alias, self._version)
         return self._alias.detach()
+
+    @property
+    def alias(self) -> torch.Tensor:
+        assert self._alias is not None, "only what has an item can be away"
+        return self._alias
 
     @property
     def holds_memory(self) -> bool:
@@ -118,10 +127,14 @@ class Item:
 
     def save(self, alias: torch.Tensor) -> Saved:
         saved = Saved(self, alias)
-        self._saved.append(weakref.ref(saved))
-        if alias.dtype is not self.dtype:
-            self.dtype = None  # read as two dtypes: no code of its elements
+        self.adopt(saved)
         return saved
+
+    def adopt(self, saved: Saved) -> None:
+        saved.item = self
+        self._saved.append(weakref.ref(saved))
+        if saved.alias.dtype is not self.dtype:
+            self.dtype = None  # read as two dtypes: no code of its elements
 
     @property
     def is_worth_moving(self) -> bool:

@@ -1,0 +1,59 @@
+"""Steps that do what a watched step did: known to fit, so that nothing but that has to be looked at.
+
+Enters: the tensors that a step saves. Leaves: a bare `Saved` for each, as long as their sizes are those of the watched
+step, one after the other. The first that differs ends the routine; what was saved until then is handed over, to be
+known by storage and moved like everything else. The one idea: code that is rarely in the processor's caches is slow, so
+the common case is the shortest.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from vdnn.runtime.tensor_cache.items import Saved
+
+
+class Routine:
+    def __init__(self) -> None:
+        self.holds = False
+        self._known: list[int] = []
+        self._written: list[int] = []
+        self._saved: list[weakref.ref[Saved]] = []
+
+    @property
+    def num_saved(self) -> int:
+        """In this step, while the routine held."""
+        return len(self._saved)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.left_over()
+
+    def begin(self, *, is_watched: bool) -> None:
+        """A step begins; a watched one before it is the one to compare with from now on."""
+        if self._written:
+            self._known, self._written = self._written, []
+        self._saved = []
+        self.holds = not is_watched and bool(self._known)
+
+    def write(self, tensor: torch.Tensor) -> None:
+        """A watched step saves this."""
+        self._written.append(tensor.numel() * tensor.element_size())
+
+    def save(self, tensor: torch.Tensor) -> Saved | None:
+        """None when this is not what the watched step saved here."""
+        if len(self._saved) == len(self._known) and self.is_idle:
+            self._saved = []  # another step in the same block
+        number = len(self._saved)
+        self.holds = number < len(self._known) and self._known[number] == tensor.numel() * tensor.element_size()
+        if not self.holds:
+            return None
+        saved = Saved(None, tensor.detach())
+        self._saved.append(weakref.ref(saved))
+        return saved
+
+    def left_over(self) -> list[Saved]:
+        """What this step has saved so far and autograd still holds."""
+        return [saved for ref in self._saved if (saved := ref()) is not None]
