@@ -27,9 +27,6 @@ _LOSSES = frozenset({"_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "
 """What a loss computes is no map: gradients begin there, and rounding it would spoil all of them. The count of images
 that a mean divides by is among its results."""
 
-MIN_MAP_NBYTES = 256
-"""Below this a storage is some numbers, not a map: rounding them frees nothing."""
-
 STATISTIC = 8
 """A result this many times smaller than another of the same op stands beside it: the mean next to what was normalized.
 It is no map, frees nothing, and rounding it would spoil much."""
@@ -126,5 +123,4 @@ def _maps_of(graph: Graph, op: Op) -> Iterator[int]:
         return
     written = [graph.values[value].storage for value in op.writes]
     largest = max((graph.storages[storage].nbytes for storage in written), default=0)
-    smallest = max(MIN_MAP_NBYTES, largest // STATISTIC + 1)
-    yield from (storage for storage in written if graph.storages[storage].nbytes >= smallest)
+    yield from (storage for storage in written if graph.storages[storage].nbytes * STATISTIC > largest)

@@ -98,7 +98,7 @@ def _with_ancestors(cheap: list[int], replays: Replays, can: dict[int, bool]) ->
 
 
 def _connected(needed: set[int], replays: Replays) -> list[list[int]]:
-    """Groups of storages that are made from one another."""
+    """Groups of storages that are made from one another, or by one op: it should not run twice for its two results."""
     leader = {storage: storage for storage in needed}
 
     def find(storage: int) -> int:
@@ -111,6 +111,10 @@ def _connected(needed: set[int], replays: Replays) -> list[list[int]]:
         for source in replays.sources(storage) or ():
             if source in needed:
                 leader[find(storage)] = find(source)
+    made: dict[int, int] = {}
+    for storage in needed:
+        for step in replays.writers[storage]:
+            leader[find(storage)] = find(made.setdefault(step, storage))
     groups: dict[int, list[int]] = {}
     for storage in sorted(needed, key=lambda s: replays.writers[s][0]):
         groups.setdefault(find(storage), []).append(storage)

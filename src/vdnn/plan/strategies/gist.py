@@ -33,6 +33,9 @@ from vdnn.plan.strategies.vdnn_policy import within_budget
 
 _WAY_OUT = "allow rounding with lossy='fp16', 'fp10' or 'fp8', or choose 'offload'"
 
+MIN_ROUNDED_NBYTES = 256
+"""Below this a storage is some numbers, not a map: rounding them frees nothing."""
+
 _PARTIAL = {Need.SIGN: "sign-mask", Need.BOOL: "bool-mask", Need.WINDOW_INDEX: "window-index"}
 
 
@@ -97,7 +100,8 @@ def _candidates(problem: Problem, stash: Stash, storage: Storage) -> Iterator[tu
         need = stash.information.need
         yield _PARTIAL[need], stash.information.detail, f"backward needs of each element: {need}"
         return
-    formats = [""] if problem.lossy is None or not stash.is_map else ["", f"-{problem.lossy}"]
+    may_round = problem.lossy is not None and stash.is_map and storage.nbytes >= MIN_ROUNDED_NBYTES
+    formats = ["", f"-{problem.lossy}"] if may_round else [""]
     if stash.has_zeros:
         for form in ("sparse", "csr"):
             for format in formats:

@@ -18,6 +18,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
+from vdnn.errors import Infeasible
 from vdnn.plan.bounds import minimum_budget
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -32,17 +33,29 @@ Steps = npt.NDArray[np.int64]
 
 def solve(problem: Problem) -> Plan:
     """Every cheap segment recomputed that leaves the budget within reach; the rest moves as far as it must."""
-    floor_nbytes, _ = minimum_budget(problem)
-    budget_nbytes = floor_nbytes if problem.budget_nbytes is None else problem.budget_nbytes
-    bounded = problem if problem.budget_nbytes is not None else replace(problem, budget_nbytes=budget_nbytes)
+    return _at_the_floor(problem) if problem.budget_nbytes is None else _within(problem, problem.budget_nbytes)
+
+
+def _at_the_floor(problem: Problem) -> Plan:
+    """Where slower tiers are full before that, as near to the floor as they allow."""
+    budget_nbytes, _ = minimum_budget(problem)
+    while True:
+        try:
+            plan = _within(replace(problem, budget_nbytes=budget_nbytes), budget_nbytes)
+        except Infeasible as reason:
+            budget_nbytes = max(reason.minimum_nbytes, budget_nbytes + 1)
+            continue
+        return replace(plan, problem=problem)
+
+
+def _within(problem: Problem, budget_nbytes: int) -> Plan:
     ground = Ground(problem)
     chosen = ground.segments
-    kept = keeping(bounded, NAME, ground.decisions(cost_aware, chosen))
+    kept = keeping(problem, NAME, ground.decisions(cost_aware, chosen))
     while chosen and (over := np.flatnonzero(least_per_step(kept) > budget_nbytes)).size:
         chosen = _without_those_at(ground, over, chosen)
-        kept = keeping(bounded, NAME, ground.decisions(cost_aware, chosen))
-    plan = beside(kept)
-    return plan if bounded is problem else replace(plan, problem=problem)
+        kept = keeping(problem, NAME, ground.decisions(cost_aware, chosen))
+    return beside(kept)
 
 
 def _without_those_at(ground: Ground, over: Steps, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
