@@ -153,7 +153,7 @@ class HalfWriter:
         step, node = instruction.op, self._lowered.nodes[instruction.op]
         copy = self._copied(step, self._lowered.graph.replayed(step)[0])
         if step in self.random_states:
-            copy.args = (self.random_states[step], copy.target, *copy.args)  # type: ignore[arg-type]
+            copy.args = (self.random_states[step], *_devices(node), copy.target, *copy.args)  # type: ignore[arg-type]
             copy.target = runtime.replay_random
         elif node.target in WITHOUT_UPDATES:
             _leave_out_updates(copy)

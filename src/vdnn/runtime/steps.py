@@ -100,9 +100,10 @@ def random_state(device: torch.device) -> torch.Tensor:
         return torch.get_device_module(device).get_rng_state(device)
 
 
-def replay_random(state: torch.Tensor, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def replay_random(
+    state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
     """Run a random op again so that it draws the same numbers, and leave the generator as it was."""
-    device = next(arg.device for arg in args if isinstance(arg, torch.Tensor))
     now = random_state(device)
     _set_random_state(device, state)
     try:
