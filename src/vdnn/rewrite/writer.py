@@ -28,6 +28,7 @@ from vdnn.rewrite.from_code import from_code
 from vdnn.rewrite.variants import variant_call
 from vdnn.runtime import steps as runtime
 from vdnn.runtime.phantom import phantom
+from vdnn.runtime.random_states import random_state
 
 
 class HalfWriter:
@@ -113,7 +114,7 @@ class HalfWriter:
         node = self._lowered.nodes[step]
         coded = self._coded_source(step, node)
         if step in self.random_states:
-            self.random_states[step] = self.graph.call_function(runtime.random_state, _devices(node))
+            self.random_states[step] = self.graph.call_function(random_state, _devices(node))
         copy = (
             self._copied(step, self._lowered.graph.ops[step].reads) if coded is None else self._from_code(node, coded)
         )

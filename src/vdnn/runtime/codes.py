@@ -51,7 +51,11 @@ class Codes:
     def __init__(self, plan: Plan, transfers: Callable[[], Transfers]) -> None:
         self.codecs = codecs_of(plan)
         self.found = Found()
-        self._sizes = {position: plan.decisions[position].action.nbytes for position in self.codecs}  # type: ignore[union-attr]
+        self._sizes = {
+            position: decision.action.nbytes
+            for position, decision in enumerate(plan.decisions)
+            if isinstance(decision.action, Encode | EncodeOffload)
+        }
         self._pool = BufferPool(lasting_buffers(plan)) if self.codecs else None
         self._transfers = transfers
         self._has_budget = plan.problem.budget_nbytes is not None

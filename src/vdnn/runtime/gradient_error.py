@@ -15,6 +15,7 @@ import torch
 
 from vdnn.ir import Graph, Trait
 from vdnn.plan.findings import GradientError
+from vdnn.runtime.random_states import random_state, set_random_state
 
 
 class ExactStep(Protocol):
@@ -86,14 +87,10 @@ def _overwritten(graph: Graph) -> frozenset[int]:
 
 
 def _random_states(args: Sequence[Any]) -> list[tuple[torch.device, torch.Tensor]]:
-    devices = dict.fromkeys(arg.device for arg in args if isinstance(arg, torch.Tensor) and arg.device.type != "cpu")
-    accelerators = [(device, torch.get_device_module(device).get_rng_state(device)) for device in devices]
-    return [(torch.device("cpu"), torch.get_rng_state()), *accelerators]
+    used = (arg.device for arg in args if isinstance(arg, torch.Tensor))
+    return [(device, random_state(device)) for device in dict.fromkeys([torch.device("cpu"), *used])]
 
 
 def _set_random_states(states: Sequence[tuple[torch.device, torch.Tensor]]) -> None:
     for device, state in states:
-        if device.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
+        set_random_state(device, state)

@@ -18,6 +18,7 @@ from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered
 from vdnn.runtime.journeys import Journeys
+from vdnn.runtime.random_states import random_state, set_random_state
 
 
 class Step(Protocol):
@@ -92,32 +93,16 @@ def decode(decision: int, code: torch.Tensor) -> torch.Tensor:
     return step.codes.decode(decision, code, step.overflow)
 
 
-def random_state(device: torch.device) -> torch.Tensor:
-    """What the next random op on this device will start from. The runtime's own: no tracker counts it."""
-    with torch._C._DisableTorchDispatch():
-        if device.type == "cpu":
-            return torch.get_rng_state()
-        return torch.get_device_module(device).get_rng_state(device)
-
-
 def replay_random(
     state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any
 ) -> Any:
     """Run a random op again so that it draws the same numbers, and leave the generator as it was."""
     now = random_state(device)
-    _set_random_state(device, state)
+    set_random_state(device, state)
     try:
         return op(*args, **kwargs)
     finally:
-        _set_random_state(device, now)
-
-
-def _set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    with torch._C._DisableTorchDispatch():
-        if device.type == "cpu":
-            torch.set_rng_state(state)
-        else:
-            torch.get_device_module(device).set_rng_state(state, device)
+        set_random_state(device, now)
 
 
 def look(

@@ -1,0 +1,21 @@
+"""Where a device's random generator stands, read and put back. The runtime's own: no tracker counts these bytes."""
+
+from __future__ import annotations
+
+import torch
+
+
+def random_state(device: torch.device) -> torch.Tensor:
+    """What the next random op on this device will start from."""
+    with torch._C._DisableTorchDispatch():
+        if device.type == "cpu":
+            return torch.get_rng_state()
+        return torch.get_device_module(device).get_rng_state(device)
+
+
+def set_random_state(device: torch.device, state: torch.Tensor) -> None:
+    with torch._C._DisableTorchDispatch():
+        if device.type == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.get_device_module(device).set_rng_state(state, device)
