@@ -20,16 +20,23 @@ class Tier:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction between two tiers."""
+    """One direction between two tiers.
+
+    `drag` is the share of the device's compute that a running copy takes away: seconds of compute lost per second
+    that the copy runs. A copy engine of its own takes none; a disk that the processor itself drives takes some.
+    """
 
     source: str
     target: str
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
+    drag: float = 0.0
 
     def __post_init__(self) -> None:
         if self.bandwidth_bytes_per_s <= 0:
             raise ValueError(f"link {self.name} needs a positive bandwidth, not {self.bandwidth_bytes_per_s}")
+        if self.drag < 0:
+            raise ValueError(f"link {self.name}: a copy cannot speed compute up, its drag is {self.drag}")
 
     @property
     def name(self) -> str:

@@ -5,6 +5,9 @@ where the program waits. Compute takes instructions in order; each link directio
 until the copy out has left the device and ARRIVE until the copy back is there. These waits are the stalls of vDNN
 (MICRO 2016, section 3): they cost time, never bytes.
 
+Copies also cost the compute beside them, where a link has a drag (`drag.py`): ops that run while a copy is under way
+last longer. A copy that compute waits for costs the wait and nothing else.
+
 A tier two links away is reached hop by hop, each hop starting when the one before it has ended.
 """
 
@@ -17,6 +20,7 @@ import numpy as np
 
 from vdnn.hardware.device import Hardware, Link
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
+from vdnn.plan.drag import Drag
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
 from vdnn.plan.timeline import COMPUTE, Lane
@@ -50,7 +54,11 @@ class _Log:
     def occupy(self, position: int, earliest_s: float, seconds: float) -> float:
         """Take the lane as soon as it is free after `earliest_s`; the time at which it is free again."""
         begin_s = max(self.free_s, earliest_s)
-        self.free_s = begin_s + seconds
+        return self.enter(position, begin_s, begin_s + seconds)
+
+    def enter(self, position: int, begin_s: float, end_s: float) -> float:
+        """The lane was taken from `begin_s` until `end_s`; it is free from then on."""
+        self.free_s = end_s
         self.instructions.append(position)
         self.begin_s.append(begin_s)
         self.end_s.append(self.free_s)
@@ -70,6 +78,7 @@ class _Clock:
         self.hardware = plan.problem.hardware
         self.seconds = [cost.seconds for cost in plan.costs.ops]
         self.logs = {COMPUTE: _Log()} | {link.name: _Log() for link in self.hardware.links}
+        self.drag = Drag(self.hardware)
         self.now_s = 0.0  # of the thread that issues the program
         self.left_s: dict[int, float] = {}  # decision -> when its copy out has left the device
         self.stored_s: dict[int, float] = {}  # decision -> when it is in its tier
@@ -89,7 +98,7 @@ class _Clock:
         }
 
     def run(self, position: int, instruction: Instruction) -> None:
-        self.now_s = self.logs[COMPUTE].occupy(position, self.now_s, self.seconds[instruction.op])
+        self._compute(position, self.seconds[instruction.op])
 
     def send(self, position: int, instruction: Instruction) -> None:
         finished_s = self._copy(position, instruction, self.now_s, outward=True)
@@ -106,7 +115,11 @@ class _Clock:
         self.now_s = max(self.now_s, self.arrived_s[instruction.decision])
 
     def convert(self, position: int, instruction: Instruction) -> None:
-        self.now_s = self.logs[COMPUTE].occupy(position, self.now_s, self._codec_s(instruction))
+        self._compute(position, self._codec_s(instruction))
+
+    def _compute(self, position: int, seconds: float) -> None:
+        end_s = self.drag.end_s(self.now_s, seconds)
+        self.now_s = self.logs[COMPUTE].enter(position, self.now_s, end_s)
 
     def _copy(self, position: int, instruction: Instruction, earliest_s: float, *, outward: bool) -> list[float]:
         """Queue the copy on each link of its way; when each hop ends."""
@@ -117,7 +130,9 @@ class _Clock:
             nbytes = action.nbytes
         finished_s: list[float] = []
         for link in self._links(action.tier, outward=outward):
-            earliest_s = self.logs[link.name].occupy(position, earliest_s, link.seconds(nbytes))
+            log = self.logs[link.name]
+            earliest_s = log.occupy(position, earliest_s, link.seconds(nbytes))
+            self.drag.copy(link, log.begin_s[-1], earliest_s)
             finished_s.append(earliest_s)
         return finished_s
 

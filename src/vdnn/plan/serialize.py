@@ -231,10 +231,16 @@ def _hardware_to_json(hardware: Hardware) -> Json:
         "flops_per_s": hardware.flops_per_s,
         "memory_bandwidth_bytes_per_s": hardware.memory_bandwidth_bytes_per_s,
         "tiers": [[tier.name, tier.nbytes] for tier in hardware.tiers],
-        "links": [[link.source, link.target, link.bandwidth_bytes_per_s, link.latency_s] for link in hardware.links],
+        "links": [_link_to_json(link) for link in hardware.links],
         "launch_s": hardware.launch_s,
         "sources": [list(source) for source in hardware.sources],
     }
+
+
+def _link_to_json(link: Link) -> list[Any]:
+    """The drag only where there is one."""
+    row = [link.source, link.target, link.bandwidth_bytes_per_s, link.latency_s]
+    return [*row, link.drag] if link.drag else row
 
 
 def _hardware_from_json(document: Json) -> Hardware:
