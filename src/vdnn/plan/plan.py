@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 class Plan:
     """`variants` maps a step to the position of its chosen alternative among `problem.variants[step]`; a step that is
     not listed costs what the problem's cost table says. `note` is what the strategy says about the plan as a whole.
+    `bound_s`: no plan of the kinds that the strategy looked at is faster within the budget; None: it did not ask.
     """
 
     problem: Problem
@@ -34,6 +35,7 @@ class Plan:
     decisions: tuple[Decision, ...] = ()
     variants: Mapping[int, int] = field(default_factory=dict, hash=False)
     note: str = ""
+    bound_s: float | None = None
 
     @cached_property
     def costs(self) -> CostTable:
@@ -66,6 +68,13 @@ class Plan:
     def step_time_s(self) -> float:
         return self.timeline.duration_s
 
+    @property
+    def gap(self) -> float | None:
+        """The share of the step time by which a better plan could at most be faster; None where no bound is known."""
+        if self.bound_s is None or not self.step_time_s:
+            return None
+        return max(0.0, 1 - self.bound_s / self.step_time_s)
+
     def __str__(self) -> str:
         """A few lines: what was asked, what it comes to, and what fills the peak."""
         graph, timeline = self.problem.graph, self.timeline
@@ -74,6 +83,7 @@ class Plan:
         budget_nbytes = self.problem.budget_nbytes
         asked = "no budget" if budget_nbytes is None else f"budget {format_nbytes(budget_nbytes)}"
         took = f"step time {format_seconds(self.step_time_s)} (stalls {format_seconds(timeline.stall_s)})"
+        took += "" if self.gap is None else f", at most {self.gap:.1%} above the best possible"
         lines = [
             f"{graph.name}: {self.strategy} on {self.problem.hardware.name}, {len(graph)} steps, {asked}",
             f"peak {format_nbytes(self.peak_nbytes)}, {took}",

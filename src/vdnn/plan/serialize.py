@@ -57,6 +57,8 @@ def to_json(plan: Plan) -> Json:
         body["density"] = plan.problem.density
     if plan.note:
         body["note"] = plan.note
+    if plan.bound_s is not None:
+        body["bound_s"] = plan.bound_s
     return {"schema": SCHEMA, "version": VERSION, **body, "words": words.known()}
 
 
@@ -77,7 +79,7 @@ def from_json(document: Json) -> Plan:
         )
         decisions = tuple(_decision_from_json(d) for d in document["decisions"])
         chosen = dict(document.get("variants", ()))
-        return Plan(problem, document["strategy"], decisions, chosen, document.get("note", ""))
+        return Plan(problem, document["strategy"], decisions, chosen, document.get("note", ""), document.get("bound_s"))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as broken:
         raise ForeignPlan(
             f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken"
