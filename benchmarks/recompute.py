@@ -13,19 +13,15 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from math import isqrt
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
+from checkpointing import in_sqrt_stretches, per_block, step_with
 from provenance import Record, provenance
-from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from vdnn import models
@@ -34,9 +30,6 @@ from vdnn.ir import Role
 from vdnn.models.spec import Workload
 from vdnn.runtime.tracker import StorageTracker
 from vdnn.units import format_nbytes, format_seconds
-
-BLOCKS = {"vgg16": "features", "resnet50": "stages", "gpt2": "blocks"}
-"""Where each network keeps its blocks, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Contender:
 def compare(setting: Setting, rounds: int) -> list[Contender]:
     torch.manual_seed(0)
     load = models.load(setting.model, setting.batch, image_size=setting.image_size)
-    contenders = list(eager_contenders(setting, load))
+    contenders = list(eager_contenders(load))
     contenders += vdnn_contenders(load, min(c.peak_nbytes for c in contenders if c.name != "eager"))
     for contender in contenders:
         run_step(load, contender.step)  # warm
@@ -71,14 +64,13 @@ def compare(setting: Setting, rounds: int) -> list[Contender]:
     return contenders
 
 
-def eager_contenders(setting: Setting, load: Workload) -> Iterator[Contender]:
-    blocks = getattr(load.model, BLOCKS[setting.model])
-    for name, stretches in (
+def eager_contenders(load: Workload) -> Iterator[Contender]:
+    for name, forwards in (
         ("eager", None),
-        ("checkpoint per block", block_stretches(blocks)),
-        ("checkpoint sqrt(n)", sqrt_stretches(blocks)),
+        ("checkpoint per block", per_block(load)),
+        ("checkpoint sqrt(n)", in_sqrt_stretches(load)),
     ):
-        step = load.step if stretches is None else partial(checkpointed_step, load, blocks, stretches)
+        step = load.step if forwards is None else step_with(load, forwards)
         yield Contender(name, step, eager_peak(load, step))
 
 
@@ -100,48 +92,6 @@ def vdnn_contenders(load: Workload, peer_peak_nbytes: int) -> Iterator[Contender
         measured = vdnn.report(step).measured
         assert measured is not None, "the first step was to be watched"
         yield Contender(name, step, measured.peak_nbytes)
-
-
-def block_stretches(blocks: nn.Sequential) -> list[Sequence[nn.Module]]:
-    """Every child by itself; where pools separate groups of convolutions, every group."""
-    stretches: list[list[nn.Module]] = [[]]
-    has_pools = any(isinstance(block, nn.MaxPool2d) for block in blocks)
-    for block in blocks:
-        stretches[-1].append(block)
-        if not has_pools or isinstance(block, nn.MaxPool2d):
-            stretches.append([])
-    return [stretch for stretch in stretches if stretch]
-
-
-def sqrt_stretches(blocks: nn.Sequential) -> list[Sequence[nn.Module]]:
-    children = list(blocks)
-    length = -(-len(children) // max(isqrt(len(children)), 1))
-    return [children[begin : begin + length] for begin in range(0, len(children), length)]
-
-
-def checkpointed_step(load: Workload, blocks: nn.Sequential, stretches: list[Sequence[nn.Module]], *args: Any) -> Any:
-    with checkpointing(blocks, stretches):
-        return load.step(*args)
-
-
-@contextmanager
-def checkpointing(blocks: nn.Sequential, stretches: list[Sequence[nn.Module]]) -> Iterator[None]:
-    def forward(x: Tensor) -> Tensor:
-        for stretch in stretches:
-            x = checkpoint(partial(run_all, stretch), x, use_reentrant=False)
-        return x
-
-    blocks.forward = forward  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del blocks.forward
-
-
-def run_all(stretch: Sequence[nn.Module], x: Tensor) -> Tensor:
-    for block in stretch:
-        x = block(x)
-    return x
 
 
 def run_step(load: Workload, step: Callable[..., Any]) -> float:
@@ -180,7 +130,7 @@ HEAD = ["", "measured peak", "/ eager", "step time", "/ eager", "every trial, s"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", choices=[[], *BLOCKS])
+    parser.add_argument("models", nargs="*", choices=[[], *(setting.model for setting in SETTINGS)])
     parser.add_argument("--batch", type=int, default=None)
     parser.add_argument("--image-size", type=int, default=None)
     parser.add_argument("--rounds", type=int, default=5)

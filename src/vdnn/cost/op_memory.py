@@ -42,16 +42,21 @@ def workspace_nbytes(run: Callable[[], object]) -> int:
 
 
 def _recorded(run: Callable[[], object]) -> int:
-    """The result of the run is released only after the recording ends: it is no workspace."""
-    with _no_collection(), torch.no_grad():
+    with torch.no_grad():
+        return highest_over_last(allocation_changes(run))
+
+
+def allocation_changes(run: Callable[[], object]) -> list[int]:
+    """What this thread's allocations add and its releases take away, in order. The result of the run is released only
+    after the recording ends: it is no workspace."""
+    with _no_collection():
         _enable_profiler_legacy(_memory_only())
         try:
             result = run()
         finally:
             threads = _disable_profiler_legacy()
     del result
-    changes = [event.cpu_memory_usage() for events in threads for event in events if event.kind() == _ALLOCATION]
-    return highest_over_last(changes)
+    return [event.cpu_memory_usage() for events in threads for event in events if event.kind() == _ALLOCATION]
 
 
 def highest_over_last(changes: Sequence[int]) -> int:
