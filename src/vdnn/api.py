@@ -15,6 +15,7 @@ import copy
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
@@ -23,13 +24,13 @@ from torch import nn
 from vdnn.capture.export import check_sample, export_joint, fake_step
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.capture.owned import as_module
-from vdnn.compiler import plan_joint
+from vdnn.compiler import decide, describe_joint
 from vdnn.errors import InvalidInput
 from vdnn.front_ends import AheadOfTime, JustInTime
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
 from vdnn.plan.plan import Plan
-from vdnn.plan.problem import DENSITY
+from vdnn.plan.problem import DENSITY, Problem
 from vdnn.report.record import Report
 from vdnn.runtime.engine import open_transfers
 from vdnn.runtime.tensor_cache.cache import TensorCache
@@ -50,6 +51,7 @@ def virtualize(
     strategy: str | None = None,
     lossy: str | None = None,
     exact: bool = True,
+    plan: str | Path | Plan | None = None,
     fullgraph: bool = False,
     device: str | Hardware | None = None,
     costs: str | None = None,
@@ -76,6 +78,9 @@ def virtualize(
     `exact=False` lets convolutions sum in another order where that is faster or needs less workspace than the budget
     has room for; gradients then differ in the last bits, and the report names the ops.
 
+    `plan`, one that `vdnn.plan` made or the file it was saved in, is followed instead of making a new one; of another
+    model, of other shapes or of another torch it is refused with what differs.
+
     `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
     for this machine.
     """
@@ -93,6 +98,7 @@ def virtualize(
         spill_dir=spill_dir,
         lossy=lossy,
         exact=exact,
+        plan=plan,
         density=density,
         progress=progress,
     )
@@ -158,14 +164,19 @@ def plan(
         costs=costs,
         progress=progress,
     ).on_known_hardware()
-    sample = check_sample(args, kwargs or {})
+    return decide(problem_of(model, args, kwargs or {}, options), options)
+
+
+def problem_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Problem:
+    """What `plan` decides about: one training step, captured without running or allocating it, with its costs."""
+    sample = check_sample(args, kwargs)
     module = as_module(model)
     with contextlib.ExitStack() as stack:
-        fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs or {}))
+        fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs))
         joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False)
-        graph = joint.graph_module.graph
-        _, solved = plan_joint(joint.graph_module, count_forward_outputs(graph), (), options, _name_of(model))
-    return solved
+        num_outputs = count_forward_outputs(joint.graph_module.graph)
+        _, problem = describe_joint(joint.graph_module, num_outputs, (), options, _name_of(model))
+    return problem
 
 
 def report(model: Any) -> Report:

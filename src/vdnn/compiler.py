@@ -32,6 +32,7 @@ from vdnn.plan.budget import resolve_budget
 from vdnn.plan.exact import exact_counterpart
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
+from vdnn.plan.saved import fitting_plan, opened
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
 from vdnn.plan.workspaces import solve_with_workspaces
@@ -63,18 +64,33 @@ def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
         return costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress)
 
 
-def plan_joint(
+def describe_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
-) -> tuple[Lowered, Plan]:
-    """Capture's last steps and the planner: what the graph is, and what to do with its storages."""
+) -> tuple[Lowered, Problem]:
+    """Capture's last steps: what the graph is, what its steps cost, and what is asked of a plan."""
     require_dense(joint.graph)
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
     costs, variants = estimate(lowered, options)
     problem = Problem(graph, costs, options.hardware, variants=variants, lossy=options.lossy, density=options.density)
-    problem = replace(problem, budget_nbytes=resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes))
-    plan = check(solve_with_workspaces(problem, options.chosen_strategy))
+    budget_nbytes = resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes)
+    return lowered, replace(problem, budget_nbytes=budget_nbytes)
+
+
+def decide(problem: Problem, options: Options) -> Plan:
+    """What to do with the storages: as a saved plan says, or as the chosen strategy does; checked either way."""
+    if options.plan is not None:
+        return fitting_plan(opened(options.plan), problem)
+    return check(solve_with_workspaces(problem, options.chosen_strategy))
+
+
+def plan_joint(
+    joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
+) -> tuple[Lowered, Plan]:
+    """The planner behind capture: what the graph is, and what to do with its storages."""
+    lowered, problem = describe_joint(joint, num_forward_outputs, plain, options, name)
+    plan = decide(problem, options)
     log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
     return lowered, plan
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
@@ -18,7 +19,9 @@ from vdnn.hardware.detect import this_machine
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.presets import preset
 from vdnn.plan.budget import parse_share
+from vdnn.plan.plan import Plan
 from vdnn.plan.problem import DENSITY
+from vdnn.plan.saved import opened
 from vdnn.units import parse_nbytes
 
 
@@ -34,6 +37,11 @@ class Options:
 
     device: str | Hardware | None = None
     """The machine to plan for: a preset's name or a description. None: this machine."""
+
+    plan: str | Path | Plan | None = None
+    """A plan made before, or the file that it was saved in: followed instead of making a new one, or refused with what
+    differs when it is of another model. It brings its strategy, what may be rounded and, unless one is given, its
+    budget."""
 
     optimizer: str | None = None
     """Whose state is counted into the memory of the step: "adam", "momentum", ... None: nobody's."""
@@ -74,6 +82,9 @@ class Options:
         for amount in (self.host_budget, self.disk_budget):
             if amount is not None:
                 parse_nbytes(amount)
+        if self.plan is not None and not (self.strategy is None and self.lossy is None):
+            given = "strategy" if self.strategy is not None else "lossy"
+            raise InvalidInput(f"a saved plan has its own {given}: leave out {given}={getattr(self, given)!r} or plan=")
         if self.lossy is not None and self.lossy not in LOSSY_FORMATS:
             raise InvalidInput(f"lossy is one of {', '.join(LOSSY_FORMATS)}, or None for exact; not {self.lossy!r}")
         if self.lossy is not None and not self.chosen_strategy.startswith("gist"):
@@ -115,9 +126,14 @@ class Options:
         return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
 
     def on_known_hardware(self) -> Options:
-        """With the machine looked up. To be called before tracing starts: while AOTAutograd traces, every tensor is
-        fake."""
-        return replace(self, device=self.hardware, costs=self.chosen_costs)
+        """With the machine looked up, and a saved plan read. To be called before tracing starts: while AOTAutograd
+        traces, every tensor is fake."""
+        asked = self
+        if self.plan is not None:
+            saved = opened(self.plan)
+            budget = saved.problem.budget_nbytes if self.budget is None else self.budget
+            asked = replace(self, plan=saved, budget=budget)
+        return replace(asked, device=asked.hardware, costs=asked.chosen_costs)
 
     @classmethod
     def parse(cls, options: dict[str, Any]) -> Options:

@@ -28,6 +28,7 @@ class Plan:
     """`variants` maps a step to the position of its chosen alternative among `problem.variants[step]`; a step that is
     not listed costs what the problem's cost table says. `note` is what the strategy says about the plan as a whole.
     `bound_s`: no plan of the kinds that the strategy looked at is faster within the budget; None: it did not ask.
+    `made_with` has the versions of the packages that a plan from a file was made with; it is empty for one made here.
     """
 
     problem: Problem
@@ -36,6 +37,7 @@ class Plan:
     variants: Mapping[int, int] = field(default_factory=dict, hash=False)
     note: str = ""
     bound_s: float | None = None
+    made_with: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @cached_property
     def costs(self) -> CostTable:

@@ -23,6 +23,7 @@ from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.plan.actions import ACTIONS, Action, Decision
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import DENSITY, Problem
+from vdnn.plan.versions import made_with
 
 SCHEMA = "vdnn.plan"
 VERSION = 1
@@ -34,6 +35,7 @@ def to_json(plan: Plan) -> Json:
     """The plan with its problem, in JSON's own types."""
     words = _Words()
     body: Json = {
+        "made_with": dict(plan.made_with or made_with()),
         "strategy": plan.strategy,
         "budget_nbytes": plan.problem.budget_nbytes,
         "decisions": [_decision_to_json(decision) for decision in plan.decisions],
@@ -79,7 +81,8 @@ def from_json(document: Json) -> Plan:
         )
         decisions = tuple(_decision_from_json(d) for d in document["decisions"])
         chosen = dict(document.get("variants", ()))
-        return Plan(problem, document["strategy"], decisions, chosen, document.get("note", ""), document.get("bound_s"))
+        note, bound_s, made = document.get("note", ""), document.get("bound_s"), dict(document.get("made_with", {}))
+        return Plan(problem, document["strategy"], decisions, chosen, note, bound_s, made)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as broken:
         raise ForeignPlan(
             f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken"
