@@ -5,23 +5,31 @@ from __future__ import annotations
 import json
 import logging
 import os
+from functools import partial
 from pathlib import Path
+from threading import Lock
+from time import sleep
 
 import pytest
+import torch
 
 from vdnn.errors import InvalidInput
 from vdnn.hardware import detect, disk_speed
+from vdnn.hardware.beside import measure_beside
 from vdnn.hardware.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
 from vdnn.hardware.machine import fingerprint
 from vdnn.hardware.measure import Measurements, TrialSizes, hardware_from, measure_machine
+from vdnn.this_machine import disk_transfers, measure_this_machine, this_machine
 from vdnn.units import MiB
 
-TINY = TrialSizes(gemm_dim=64, conv_batch=1, copy_nbytes=MiB, disk_nbytes=CHUNK_NBYTES, repeats=1)
+TINY = TrialSizes(
+    gemm_dim=64, conv_batch=1, copy_nbytes=MiB, disk_nbytes=CHUNK_NBYTES, repeats=1, beside_s=0.01, beside_rounds=1
+)
 
 
 @pytest.fixture
 def measurements(tmp_path: Path) -> Measurements:
-    return measure_machine(tmp_path, TINY)
+    return measure_this_machine(tmp_path, TINY)
 
 
 @pytest.fixture
@@ -52,6 +60,22 @@ def test_as_hardware_ram_is_the_device_and_the_disk_is_linked_both_ways(measurem
     assert [tier.name for tier in hardware.tiers] == ["device", "disk"]
     assert {link.name for link in hardware.links} == {"device->disk", "disk->device"}
     assert hardware.device.nbytes == measurements.ram_nbytes
+
+
+def test_the_links_are_those_beside_compute(measurements: Measurements):
+    assert measurements.write is not None
+    assert measurements.read is not None
+    out, back = hardware_from(measurements).links
+    assert (out.bandwidth_bytes_per_s, out.drag) == (measurements.write.bandwidth_bytes_per_s, measurements.write.drag)
+    assert (back.bandwidth_bytes_per_s, back.drag) == (measurements.read.bandwidth_bytes_per_s, measurements.read.drag)
+
+
+def test_without_transfers_the_links_are_those_of_an_idle_machine(tmp_path: Path):
+    idle = measure_machine(tmp_path, TINY)
+    assert idle.disk is not None
+    out, back = hardware_from(idle).links
+    assert (out.bandwidth_bytes_per_s, out.drag) == (idle.disk.write_bytes_per_s, 0.0)
+    assert (back.bandwidth_bytes_per_s, back.drag) == (idle.disk.read_bytes_per_s, 0.0)
 
 
 def test_without_a_directory_there_is_one_tier():
@@ -104,24 +128,35 @@ def test_a_file_system_that_refuses_direct_io_is_measured_buffered(tmp_path: Pat
 
 
 def test_a_second_look_at_this_machine_does_not_measure(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
-    first = detect.this_machine()
+    first = this_machine()
     monkeypatch.setattr(detect, "QUICK", None)  # measuring would fail
-    assert detect.this_machine() == first
+    assert this_machine() == first
+
+
+def test_another_number_of_threads_is_another_machine(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+    first, threads = this_machine(), torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
+    this_machine()
+    monkeypatch.undo()
+    monkeypatch.setenv("VDNN_CACHE_DIR", str(own_folders / "cache"))
+    monkeypatch.setenv("VDNN_DISK_DIR", str(own_folders))
+    monkeypatch.setattr(detect, "QUICK", None)  # measuring would fail
+    assert this_machine() == first
 
 
 def test_a_refresh_measures_again(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
-    detect.this_machine()
+    this_machine()
     monkeypatch.setattr(detect, "QUICK", None)
     with pytest.raises(AttributeError):
-        detect.this_machine(refresh=True)
+        this_machine(refresh=True)
 
 
 def test_a_damaged_file_of_measurements_is_replaced(own_folders: Path):
-    saved = own_folders / "cache" / "machine-v1.json"
+    saved = own_folders / "cache" / "machine-v2.json"
     saved.parent.mkdir()
     saved.write_text('{"machine": ')
-    hardware = detect.this_machine()
-    assert detect.this_machine() == hardware
+    hardware = this_machine()
+    assert this_machine() == hardware
 
 
 def test_without_a_usable_disk_the_machine_has_one_tier_and_the_log_says_why(
@@ -129,14 +164,12 @@ def test_without_a_usable_disk_the_machine_has_one_tier_and_the_log_says_why(
 ):
     monkeypatch.setenv("VDNN_DISK_DIR", str(own_folders / "nowhere"))
     with caplog.at_level(logging.WARNING, logger="vdnn"):
-        hardware = detect.this_machine()
+        hardware = this_machine()
     assert [tier.name for tier in hardware.tiers] == ["device"]
     assert "planning without a disk tier" in caplog.text
 
 
 def test_the_fingerprint_changes_with_the_number_of_threads():
-    import torch
-
     threads = torch.get_num_threads()
     before = fingerprint()
     torch.set_num_threads(threads + 1)
@@ -144,3 +177,52 @@ def test_the_fingerprint_changes_with_the_number_of_threads():
         assert fingerprint() != before
     finally:
         torch.set_num_threads(threads)
+
+
+class PacedCopies:
+    """Copies that take a known time and no core."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def send(self, source: torch.Tensor, tier: str) -> None:
+        pass
+
+    def wait_sent(self, ticket: None) -> None:
+        sleep(self.seconds)
+
+    def fetch(self, ticket: None, target: torch.Tensor) -> None:
+        pass
+
+    def wait_fetched(self, ticket: None) -> None:
+        sleep(self.seconds)
+
+
+def test_copies_that_only_wait_have_no_drag():
+    kernel = partial(sleep, 0.001)
+    out, _ = measure_beside(PacedCopies(0.005), "disk", kernel, seconds=0.05, rounds=3)
+    assert out.drag < 0.3
+
+
+def test_compute_that_waits_while_copies_run_is_drag():
+    """The contrivance: the kernel takes a lock that copies hold three quarters of the time."""
+    lock = Lock()
+
+    class Jealous(PacedCopies):
+        def wait_sent(self, ticket: None) -> None:
+            with lock:
+                sleep(0.003)
+            sleep(0.001)
+
+    def kernel() -> None:
+        with lock:
+            sleep(0.0005)
+
+    out, _ = measure_beside(Jealous(0.001), "disk", kernel, seconds=0.1, rounds=3)
+    assert 0.3 < out.drag < 1
+
+
+def test_the_trial_leaves_nothing_in_the_directory(tmp_path: Path):
+    with disk_transfers(tmp_path) as transfers:
+        measure_beside(transfers, "disk", lambda: None, seconds=0.01, rounds=1)
+    assert list(tmp_path.iterdir()) == []

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 Directory = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the disk tier would be. Default: VDNN_DISK_DIR or /var/tmp.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: two seconds instead of ten.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: three seconds instead of fifteen.")]
 
 
 def doctor(directory: Directory = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
     """Measure this machine: arithmetic, memory, direct disk writes and reads. The planner works with these figures."""
     from vdnn.environment import disk_dir
-    from vdnn.hardware.measure import QUICK, THOROUGH, hardware_from, measure_machine
+    from vdnn.hardware.measure import QUICK, THOROUGH, hardware_from
     from vdnn.report.record import versions
+    from vdnn.this_machine import measure_this_machine
 
     where = directory if directory is not None else disk_dir()
     with Console(stderr=True).status("Measuring this machine"):
-        measured = measure_machine(where, QUICK if quick else THOROUGH)
+        measured = measure_this_machine(where, QUICK if quick else THOROUGH)
     record = {
         "schema": "vdnn.doctor",
         "version": 1,
@@ -69,6 +70,13 @@ def _rows(measured: Measurements) -> list[tuple[str, str]]:
             (f"disk read, {how}, {measured.disk.directory}", _bandwidth(measured.disk.read_bytes_per_s)),
             (f"free in {measured.disk.directory}", format_nbytes(measured.disk.free_nbytes)),
         ]
+    for verb, beside in (("write", measured.write), ("read", measured.read)):
+        if beside is not None:
+            rows += [
+                (f"disk {verb} beside convolutions", _bandwidth(beside.bandwidth_bytes_per_s)),
+                ("  and before its first byte", f"{beside.latency_s * 1e6:.0f} us"),
+                ("  compute lost while it runs", f"{beside.drag:.0%}"),
+            ]
     return rows
 
 

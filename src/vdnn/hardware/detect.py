@@ -1,8 +1,8 @@
 """This machine as a `Hardware`, measured once and remembered.
 
-Enters: nothing, or a wish to measure anew. Leaves: a `Hardware`. What is remembered belongs to one processor, number
-of cores, torch version and disk directory; a change in any of them measures again. A cache that cannot be read or
-written costs time, never a plan.
+Enters: the transfers that a step uses, or a wish to measure anew. Leaves: a `Hardware`. What is remembered belongs to
+one processor, number of cores and threads, torch version and disk directory; under others there is another memory. A
+cache that cannot be read or written costs time, never a plan.
 """
 
 from __future__ import annotations
@@ -11,64 +11,80 @@ import json
 import logging
 import os
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from vdnn.environment import cache_dir, disk_dir
 from vdnn.errors import InvalidInput
+from vdnn.hardware.beside import OpenTransfers
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.machine import cpu_model, num_cores
 from vdnn.hardware.measure import QUICK, Measurements, hardware_from, measure_machine
 
 log = logging.getLogger(__name__)
 
-_FILE = "machine-v1.json"  # a change in what is measured, or how, takes the next number
+_FILE = "machine-v2.json"  # a change in what is measured, or how, takes the next number
+
+Remembered = dict[str, Any]
+"""From a machine to its measurements, both as JSON."""
 
 
-def this_machine(refresh: bool = False) -> Hardware:
+def this_machine(open_transfers: OpenTransfers, *, refresh: bool = False) -> Hardware:
     """Remembered measurements, or new ones: a few seconds, the first time."""
     path = cache_dir() / _FILE
-    known = None if refresh else _load(path)
+    known = None if refresh else _parsed(_load(path), path)
     if known is None:
-        known = _measure()
-        _save(path, known)
+        known = _measure(open_transfers)
+        _save(path, {**_load(path), _identity(): known.to_json()})
     return hardware_from(known)
 
 
-def _measure() -> Measurements:
+def _measure(open_transfers: OpenTransfers) -> Measurements:
     """Without a usable disk there is still a machine to plan for; it has one tier less, and the log says why."""
     try:
-        return measure_machine(disk_dir(), QUICK)
+        return measure_machine(disk_dir(), QUICK, open_transfers)
     except InvalidInput as error:
         log.warning("planning without a disk tier: %s", error)
         return measure_machine(None, QUICK)
 
 
-def _identity() -> dict[str, Any]:
-    return {"cpu": cpu_model(), "num_cores": num_cores(), "torch": version("torch"), "disk": str(disk_dir())}
+def _identity() -> str:
+    import torch
+
+    parts = (cpu_model(), num_cores(), f"{torch.get_num_threads()} threads", torch.__version__, disk_dir())
+    return " | ".join(map(str, parts))
 
 
-def _load(path: Path) -> Measurements | None:
-    """None when there is no such file, it is of another machine, or it does not read as measurements."""
+def _load(path: Path) -> Remembered:
+    """Nothing when there is no such file, or it cannot be read."""
     try:
         saved = json.loads(path.read_text())
-        return Measurements.from_json(saved["measurements"]) if saved["machine"] == _identity() else None
+        return saved if isinstance(saved, dict) else {}
     except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.info("measuring this machine again, %s cannot be read: %r", path, error)
+        return {}
+
+
+def _parsed(saved: Remembered, path: Path) -> Measurements | None:
+    """None when this machine is not among them, or what is there does not read as measurements."""
+    if _identity() not in saved:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    try:
+        return Measurements.from_json(saved[_identity()])
+    except (ValueError, TypeError, KeyError) as error:
         log.info("measuring this machine again, %s does not read as measurements: %r", path, error)
         return None
 
 
-def _save(path: Path, measurements: Measurements) -> None:
+def _save(path: Path, machines: Remembered) -> None:
     """Whole or not at all: a reader never sees half a file."""
-    text = json.dumps({"machine": _identity(), "measurements": measurements.to_json()}, indent=2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
         with open(descriptor, "w") as file:
-            file.write(text)
+            file.write(json.dumps(machines, indent=2))
         os.replace(name, path)
     except OSError as error:
         log.info("this machine's speeds are not remembered: %s", error)

@@ -3,7 +3,8 @@
 Enters: a directory for the disk tier and how large the trials may be. Leaves: `Measurements`, and from them a
 `Hardware` whose device tier is RAM. The one idea: measure what training does. Ops write their results to memory that
 is new to the process, and the page faults of that cost more than the copy, so the bandwidth of fresh memory is
-measured beside that of a buffer which exists already.
+measured beside that of a buffer which exists already; and copies to and from the disk are timed beside compute, through
+the transfers that a step uses (`beside.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
+from vdnn.hardware.beside import BesideCompute, OpenTransfers, measure_beside
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.hardware.disk_speed import DiskSpeed, measure_disk
 from vdnn.hardware.machine import cpu_model, num_cores, ram_nbytes
@@ -36,16 +38,23 @@ class TrialSizes:
     """Written once and read once."""
     repeats: int = 5
     """The shortest of so many runs counts, after one to warm up."""
+    beside_s: float = 0.5
+    """How long compute runs alone, and beside each kind of copy."""
+    beside_rounds: int = 3
+    """How often that is done; the middle counts."""
 
 
 THOROUGH = TrialSizes()
-QUICK = TrialSizes(gemm_dim=1024, conv_batch=4, copy_nbytes=64 * MiB, disk_nbytes=128 * MiB)
-"""For a first plan on a new machine: about two seconds."""
+QUICK = TrialSizes(
+    gemm_dim=1024, conv_batch=4, copy_nbytes=64 * MiB, disk_nbytes=128 * MiB, beside_s=0.1, beside_rounds=3
+)
+"""For a first plan on a new machine: about three seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
-    """Copy rates count each byte once, though a copy reads and writes it. `disk` is None if no directory was given."""
+    """Copy rates count each byte once, though a copy reads and writes it. `disk` is None if no directory was given;
+    `write` and `read` are the disk tier's copies beside compute, None if there were no transfers to measure."""
 
     cpu: str
     num_cores: int
@@ -58,23 +67,31 @@ class Measurements:
     copy_preallocated_bytes_per_s: float
     launch_s: float
     disk: DiskSpeed | None = None
+    write: BesideCompute | None = None
+    read: BesideCompute | None = None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> Measurements:
-        disk = fields["disk"]
-        return cls(**{**fields, "disk": None if disk is None else DiskSpeed(**disk)})
+        made = {"disk": DiskSpeed, "write": BesideCompute, "read": BesideCompute}
+        parts = {name: kind(**fields[name]) for name, kind in made.items() if fields[name] is not None}
+        return cls(**{**fields, **parts})
 
 
-def measure_machine(directory: str | os.PathLike[str] | None = None, sizes: TrialSizes = THOROUGH) -> Measurements:
+def measure_machine(
+    directory: str | os.PathLike[str] | None = None,
+    sizes: TrialSizes = THOROUGH,
+    open_transfers: OpenTransfers | None = None,
+) -> Measurements:
     """Run every trial. A directory that cannot be used raises `InvalidInput` before anything is measured."""
     disk = None if directory is None else measure_disk(directory, sizes.disk_nbytes)
     import torch
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         fresh, preallocated = _copy_rates(sizes)
+        write, read = (None, None) if directory is None else _beside(directory, sizes, open_transfers)
         return Measurements(
             cpu=cpu_model(),
             num_cores=num_cores(),
@@ -87,7 +104,19 @@ def measure_machine(directory: str | os.PathLike[str] | None = None, sizes: Tria
             copy_preallocated_bytes_per_s=preallocated,
             launch_s=_launch_s(),
             disk=disk,
+            write=write,
+            read=read,
         )
+
+
+def _beside(
+    directory: str | os.PathLike[str], sizes: TrialSizes, open_transfers: OpenTransfers | None
+) -> tuple[BesideCompute, BesideCompute] | tuple[None, None]:
+    if open_transfers is None:
+        return None, None
+    kernel = _convolution(sizes.conv_batch)[0]
+    with open_transfers(directory) as transfers:
+        return measure_beside(transfers, "disk", kernel, seconds=sizes.beside_s, rounds=sizes.beside_rounds)
 
 
 def hardware_from(measurements: Measurements) -> Hardware:
@@ -103,18 +132,19 @@ def hardware_from(measurements: Measurements) -> Hardware:
         ("device", "read: physical memory, or the container's limit"),
     ]
     if disk is not None:
-        kind = "direct" if disk.is_direct else "buffered"
+        how = f"{'direct' if disk.is_direct else 'buffered'} I/O in {disk.directory}"
+        when = "" if measurements.write is None else ", beside convolutions on every core"
         sources += [
             ("disk", f"read: free bytes in {disk.directory}"),
-            ("device->disk", f"measured: {kind} sequential writes in {disk.directory}"),
-            ("disk->device", f"measured: {kind} sequential reads in {disk.directory}"),
+            ("device->disk", f"measured: {how}{when}"),
+            ("disk->device", f"measured: {how}{when}"),
         ]
     return Hardware(
         name="this machine",
         flops_per_s=measurements.gemm_flops_per_s,
         memory_bandwidth_bytes_per_s=2 * measurements.copy_fresh_bytes_per_s,
         tiers=(Tier("device", measurements.ram_nbytes), *_disk_tier(disk)),
-        links=_disk_links(disk),
+        links=_disk_links(measurements),
         launch_s=measurements.launch_s,
         sources=tuple(sources),
     )
@@ -124,10 +154,14 @@ def _disk_tier(disk: DiskSpeed | None) -> tuple[Tier, ...]:
     return () if disk is None else (Tier("disk", disk.free_nbytes),)
 
 
-def _disk_links(disk: DiskSpeed | None) -> tuple[Link, ...]:
+def _disk_links(measurements: Measurements) -> tuple[Link, ...]:
+    """As a step will see them, beside compute, where that was measured."""
+    disk, write, read = measurements.disk, measurements.write, measurements.read
     if disk is None:
         return ()
-    return (Link("device", "disk", disk.write_bytes_per_s), Link("disk", "device", disk.read_bytes_per_s))
+    if write is None or read is None:
+        return Link("device", "disk", disk.write_bytes_per_s), Link("disk", "device", disk.read_bytes_per_s)
+    return write.link("device", "disk"), read.link("disk", "device")
 
 
 def _best_s(run: Callable[[], object], repeats: int) -> float:
@@ -154,13 +188,18 @@ def _gemm_rate(sizes: TrialSizes) -> float:
 
 
 def _conv_rate(sizes: TrialSizes) -> float:
+    run, flops = _convolution(sizes.conv_batch)
+    return flops / _best_s(run, sizes.repeats)
+
+
+def _convolution(batch: int) -> tuple[Callable[[], object], int]:
+    """A run of it, and its FLOPs."""
     import torch
 
     channels, side, window = 64, 56, 3
-    images = torch.randn(sizes.conv_batch, channels, side, side)
+    images = torch.randn(batch, channels, side, side)
     weight = torch.randn(channels, channels, window, window)
-    flops = 2 * images.numel() * channels * window**2
-    return flops / _best_s(lambda: torch.conv2d(images, weight, padding=1), sizes.repeats)
+    return lambda: torch.conv2d(images, weight, padding=1), 2 * images.numel() * channels * window**2
 
 
 def _copy_rates(sizes: TrialSizes) -> tuple[float, float]:

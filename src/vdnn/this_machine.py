@@ -1,0 +1,36 @@
+"""This machine, with its disk measured through the very transfers that training uses.
+
+Leaves: a `Hardware`, or the `Measurements` behind it. The one idea: `hardware/` knows how to measure and must not know
+the runtime, so the two meet here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vdnn.hardware import detect
+from vdnn.hardware.device import Hardware
+from vdnn.hardware.measure import THOROUGH, Measurements, TrialSizes, measure_machine
+from vdnn.runtime.tiers.disk import DiskRoom
+from vdnn.runtime.transfers.threads import ThreadTransfers
+
+
+def this_machine(*, refresh: bool = False) -> Hardware:
+    """Remembered, or measured now."""
+    return detect.this_machine(disk_transfers, refresh=refresh)
+
+
+def measure_this_machine(directory: str | os.PathLike[str], sizes: TrialSizes = THOROUGH) -> Measurements:
+    return measure_machine(directory, sizes, disk_transfers)
+
+
+@contextmanager
+def disk_transfers(directory: str | os.PathLike[str]) -> Iterator[ThreadTransfers]:
+    """To and from a disk tier of its own in `directory`."""
+    transfers = ThreadTransfers({"disk": DiskRoom(directory)})
+    try:
+        yield transfers
+    finally:
+        transfers.close()
