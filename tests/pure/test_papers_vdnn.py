@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from vdnn.papers.figures import Certainty, Table
 from vdnn.papers.vdnn_networks import NETWORKS, googlenet, vgg
+from vdnn.papers.vdnn_reproduced import Planned, tables, very_deep
 from vdnn.papers.vdnn_tables import (
     PUBLISHED_AVERAGE_REDUCTION,
     baseline_nbytes,
@@ -77,3 +79,46 @@ def test_reductions_are_ordered_as_the_policies_are() -> None:
 def test_a_depth_that_is_no_vgg_is_refused() -> None:
     with pytest.raises(ValueError, match="VGG-17 is not VGG-16 with the same number"):
         vgg(17)
+
+
+@pytest.fixture(scope="module")
+def reproduced() -> dict[str, Table]:
+    return {table.title: table for table in tables(quick=True)}
+
+
+def test_the_table_of_baselines_has_our_bytes_beside_the_papers(reproduced: dict[str, Table]) -> None:
+    row = next(row for row in reproduced["What the baseline allocates"].rows if row.what == ("VGG-16(256)",))
+    assert row.ours[0].value == baseline_nbytes(paper_problem(vgg(16, 256)))
+    assert (row.published[0].value, row.certainty) == (28e9, Certainty.FOUND)
+
+
+def test_by_every_policy_vgg_16_with_256_images_trains_on_12_gb_and_the_baseline_does_not(
+    reproduced: dict[str, Table],
+) -> None:
+    row = next(row for row in reproduced["Which networks train on 12 GB"].rows if row.what == ("VGG-16(256)",))
+    assert [figure.value for figure in row.ours] == [False, True, True, True]
+
+
+def test_our_strategy_loses_no_more_time_than_vdnn_dyn_on_the_same_card(reproduced: dict[str, Table]) -> None:
+    *networks, _ = reproduced["Time lost on 12 GB"].rows
+    for row in networks:
+        _, dyn, ours = row.ours
+        assert dyn.value is not None
+        assert ours.value is not None
+        assert ours.value <= dyn.value + 1e-9
+
+
+def test_what_is_not_known_of_a_policy_is_left_blank(reproduced: dict[str, Table]) -> None:
+    *policies, _ = reproduced["Memory by policy"].rows
+    unknown = [row for row in policies if row.certainty is Certainty.UNKNOWN]
+    assert len(unknown) == len(policies) - 1
+    assert all(not figure.text for row in unknown for figure in row.published)
+
+
+def test_the_share_of_the_very_deep_vggs_that_waits_on_the_host() -> None:
+    """The paper: 81 to 92 % from VGG-116 to VGG-416."""
+    name = "VGG-116(32)"
+    (row,) = very_deep({name: Planned(NETWORKS[name]())}).rows
+    share = row.ours[3].value
+    assert share is not None
+    assert 0.81 <= share <= 0.92

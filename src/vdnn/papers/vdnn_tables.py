@@ -73,12 +73,17 @@ def paper_problem(graph: Graph, budget_nbytes: int | None = None, hardware: Hard
 
 def reduction(graph: Graph, strategy: str, budget_nbytes: int | None = None) -> Reduction:
     """One row of the table; Infeasible when the strategy cannot meet the budget."""
-    plan = solve(paper_problem(graph, budget_nbytes), strategy)
+    return reduction_of(solve(paper_problem(graph, budget_nbytes), strategy))
+
+
+def reduction_of(plan: Plan) -> Reduction:
+    """The row of a plan that exists."""
+    graph = plan.problem.graph
     everything = running_nbytes(plan, frozenset())
     managed = running_nbytes(plan, _UNMANAGED)
     return Reduction(
         network=graph.name,
-        strategy=strategy,
+        strategy=plan.strategy,
         baseline_nbytes=baseline_nbytes(plan.problem),
         peak_nbytes=int(everything.max()),
         average_nbytes=float(everything.mean()),

@@ -1,0 +1,145 @@
+"""`vdnn reproduce`: the papers' tables, our figures beside the published ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from string import ascii_lowercase
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group, RenderableType
+from rich.markup import escape
+from rich.table import Table as View
+from rich.text import Text
+
+from vdnn.cli.answer import Answer
+from vdnn.cli.options import Debug, Json
+from vdnn.papers.figures import Certainty, Row, Table
+
+PAPERS = {
+    "vdnn": "vDNN: Rhu et al., MICRO 2016",
+    "superneurons": "SuperNeurons: Wang et al., PPoPP 2018",
+    "gist": "Gist: Jain et al., ISCA 2018",
+    "hybrid": "Hybrid parallelism: Pal et al., IEEE Micro 2019",
+}
+
+SHORT_NAME = 14  # characters: names of networks and policies stay on one line
+WIDE = 100  # columns: what lets every table have room between its columns
+
+SHORT = {
+    Certainty.FOUND: "found",
+    Certainty.REMEMBERED: "remembered",
+    Certainty.UNSURE: "unsure",
+    Certainty.COMPUTED: "computed",
+    Certainty.FITTED: "fitted",
+    Certainty.UNKNOWN: "unknown",
+}
+"""For narrow terminals, with the whole words above the tables."""
+
+
+def paper_name(words: str) -> str:
+    if words not in PAPERS:
+        raise typer.BadParameter(f"{words!r} is none of {', '.join(PAPERS)}.")
+    return words
+
+
+Papers = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[PAPER]...", parser=paper_name, help=f"{', '.join(PAPERS)}. Default: all of them."),
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Fewer and smaller networks: seconds instead of minutes.")]
+
+
+def reproduce(papers: Papers = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
+    """Compute the tables of the papers vdnn is built on, beside what they published, and say how sure that is.
+
+    Every figure of ours comes from the planner and the simulator as the command runs; nothing is tuned to match.
+    """
+    found: list[tuple[str, tuple[Table, ...]]] = []
+    began = time.monotonic()
+    with Console(stderr=True).status("Planning the papers' networks") as status:
+        for paper in papers or PAPERS:
+            status.update(f"{PAPERS[paper]}")
+            found.append((paper, tuple(_tables(paper, quick))))
+    record = {
+        "schema": "vdnn.reproduce",
+        "version": 1,
+        "quick": quick,
+        "seconds": time.monotonic() - began,
+        "papers": [_record(paper, tables) for paper, tables in found],
+    }
+    return Answer(
+        record, lambda width: Group(*(part for paper, tables in found for part in _view(paper, tables, width)))
+    )
+
+
+def _tables(paper: str, quick: bool) -> Iterator[Table]:
+    """Of one paper; networks that are planned as they are in PyTorch are captured here, the rest is pure."""
+    if paper == "vdnn":
+        from vdnn.papers import vdnn_reproduced
+
+        yield from vdnn_reproduced.tables(quick)
+    elif paper == "superneurons":
+        from vdnn.cli.captured_networks import problem_of
+        from vdnn.papers import superneurons_reproduced
+
+        yield from superneurons_reproduced.tables(problem_of, quick)
+    elif paper == "gist":
+        from vdnn.cli.captured_networks import problem_of, relu_densities
+        from vdnn.papers import gist_reproduced
+
+        yield from gist_reproduced.tables(problem_of, relu_densities, quick)
+    else:
+        from vdnn.papers import hybrid_reproduced
+
+        yield from hybrid_reproduced.tables(quick)
+
+
+def _record(paper: str, tables: Sequence[Table]) -> dict[str, Any]:
+    return {"name": paper, "title": PAPERS[paper], "tables": [table.to_dict() for table in tables]}
+
+
+def _view(paper: str, tables: Sequence[Table], width: int) -> Iterator[RenderableType]:
+    yield Text(PAPERS[paper], style="bold underline")
+    if width < WIDE:
+        yield Text("; ".join(f"{short}: {certainty}" for certainty, short in SHORT.items() if short != certainty))
+    for table in tables:
+        yield ""
+        yield Text(table.title, style="bold")
+        yield _grid(table, width >= WIDE)
+        yield from (Text.from_markup(f"[dim]({letter})[/] {escape(why)}") for why, letter in _letters(table).items())
+        yield from (Text(table.note, style="dim"),) if table.note else ()
+    yield ""
+
+
+def _grid(table: Table, is_wide: bool) -> View:
+    """A name is said once where it begins; letters lead to the reasons below."""
+    grid = View(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1 if is_wide else 0, 0, 0))
+    for position, head in enumerate(table.what):
+        longest = max(len(row.what[position]) for row in table.rows)
+        grid.add_column(head, no_wrap=longest <= SHORT_NAME)
+    for head in table.ours:
+        grid.add_column(head, justify="right")
+    for head in table.published:
+        grid.add_column("published" if head == "published" else f"paper's {head}", justify="right", style="cyan")
+    grid.add_column("how sure", style="cyan")
+    letters, before = _letters(table), ""
+    for row in table.rows:
+        sure = row.certainty if is_wide else SHORT[row.certainty]
+        grid.add_row(*_cells(row, before), f"{sure}{f' ({letters[row.why]})' if row.why else ''}")
+        before = row.what[0]
+    return grid
+
+
+def _cells(row: Row, before: str) -> Iterator[str]:
+    yield "" if row.what[0] == before and len(row.what) > 1 else escape(row.what[0])
+    yield from (escape(what) for what in row.what[1:])
+    yield from (escape(figure.text) for figure in (*row.ours, *row.published))
+
+
+def _letters(table: Table) -> dict[str, str]:
+    """Each reason once, in order of appearance."""
+    reasons = dict.fromkeys(row.why for row in table.rows if row.why)
+    return dict(zip(reasons, ascii_lowercase, strict=False))
