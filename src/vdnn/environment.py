@@ -1,6 +1,6 @@
 """The environment variables vdnn reads, all of them: no other file looks at `os.environ`.
 
-Enters: the process's environment. Leaves: paths and one switch. Everything else arrives as an argument.
+Enters: the process's environment. Leaves: paths and two switches. Everything else arrives as an argument.
 `docs/environment.md` lists the variables.
 """
 
@@ -13,10 +13,11 @@ from pathlib import Path
 CACHE_DIR = "VDNN_CACHE_DIR"
 DISK_DIR = "VDNN_DISK_DIR"
 NATIVE = "VDNN_NATIVE"
+PLAN_CACHE = "VDNN_PLAN_CACHE"
 
 
 def cache_dir() -> Path:
-    """Where measured op costs and this machine's speeds are kept. Made when there is something to keep."""
+    """Where measured op costs, this machine's speeds and plans are kept. Made when there is something to keep."""
     configured = os.environ.get(CACHE_DIR)
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "vdnn"
 
@@ -37,3 +38,8 @@ def disk_dir() -> Path:
 def native_kernels() -> bool:
     """Whether codecs may use their C kernels; "0" leaves the numpy ones, to compare or to rule the C ones out."""
     return os.environ.get(NATIVE) != "0"
+
+
+def remembers_plans() -> bool:
+    """Whether plans are kept and found again; "off" plans every model anew, to compare or to rule the cache out."""
+    return os.environ.get(PLAN_CACHE, "").lower() not in ("off", "0")

@@ -1,9 +1,8 @@
 """A plan as JSON, and back, without losing a bit.
 
 Enters: a plan, or a file that claims to hold one. Leaves: a dict of plain JSON types, a path, or an equal plan. A plan
-carries its whole problem, so a file can be mailed to a colleague and re-checked there. The one idea: tables. Each kind
-of thing is a list of rows whose columns are named once, and words that repeat (targets, modules, dtypes) are numbers
-into one list, so that a step of 70 000 ops stays at a few megabytes.
+carries its whole problem, so a file can be mailed to a colleague and re-checked there; `graph_json.py` writes its
+largest part, the graph. The versions of vdnn and torch that made the plan are in the file too.
 
 A file of another schema, another version or with broken contents raises `ForeignPlan`; nothing is guessed.
 """
@@ -11,7 +10,7 @@ A file of another schema, another version or with broken contents raises `Foreig
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from typing import Any
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import ForeignPlan
 from vdnn.hardware.device import Hardware, Link, Tier
-from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.plan.actions import ACTIONS, Action, Decision
+from vdnn.plan.graph_json import Json, Words, graph_from_json, graph_to_json, table
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import DENSITY, Problem
 from vdnn.plan.versions import made_with
@@ -28,20 +27,18 @@ from vdnn.plan.versions import made_with
 SCHEMA = "vdnn.plan"
 VERSION = 1
 
-Json = dict[str, Any]
-
 
 def to_json(plan: Plan) -> Json:
     """The plan with its problem, in JSON's own types."""
-    words = _Words()
+    words = Words()
     body: Json = {
         "made_with": dict(plan.made_with or made_with()),
         "strategy": plan.strategy,
         "budget_nbytes": plan.problem.budget_nbytes,
-        "decisions": [_decision_to_json(decision) for decision in plan.decisions],
-        "hardware": _hardware_to_json(plan.problem.hardware),
-        "graph": _graph_to_json(plan.problem.graph, words),
-        "costs": _table(
+        "decisions": [decision_to_json(decision) for decision in plan.decisions],
+        "hardware": hardware_to_json(plan.problem.hardware),
+        "graph": graph_to_json(plan.problem.graph, words),
+        "costs": table(
             ("seconds", "workspace_nbytes", "source"),
             ([cost.seconds, cost.workspace_nbytes, words.number(cost.source)] for cost in plan.problem.costs.ops),
         ),
@@ -71,7 +68,7 @@ def from_json(document: Json) -> Plan:
         word: Callable[[int], str] = document["words"].__getitem__
         offered = {step: _costs(rows, word) for step, rows in document.get("offered_variants", ())}
         problem = Problem(
-            _graph_from_json(document["graph"], word),
+            graph_from_json(document["graph"], word),
             CostTable(_costs(document["costs"]["rows"], word)),
             _hardware_from_json(document["hardware"]),
             document["budget_nbytes"],
@@ -79,7 +76,7 @@ def from_json(document: Json) -> Plan:
             document.get("lossy"),
             document.get("density", DENSITY),
         )
-        decisions = tuple(_decision_from_json(d) for d in document["decisions"])
+        decisions = tuple(decision_from_json(d) for d in document["decisions"])
         chosen = dict(document.get("variants", ()))
         note, bound_s, made = document.get("note", ""), document.get("bound_s"), dict(document.get("made_with", {}))
         return Plan(problem, document["strategy"], decisions, chosen, note, bound_s, made)
@@ -122,99 +119,7 @@ def _require_ours(document: Any) -> None:
         )
 
 
-class _Words:
-    """Strings that repeat, numbered in the order of their first use."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[str, int] = {}
-
-    def number(self, word: str) -> int:
-        return self._numbers.setdefault(word, len(self._numbers))
-
-    def known(self) -> list[str]:
-        return list(self._numbers)
-
-
-def _table(columns: Sequence[str], rows: Any) -> Json:
-    return {"columns": list(columns), "rows": list(rows)}
-
-
-def _graph_to_json(graph: Graph, words: _Words) -> Json:
-    number = words.number
-    ops = (
-        [
-            op.name,
-            number(op.target),
-            number(op.phase),
-            number(op.module),
-            [part for read in op.reads for part in (read.value, number(read.need))],
-            list(op.writes),
-            op.flops,
-            sorted(number(trait) for trait in op.traits),
-        ]
-        for op in graph.ops
-    )
-    values = ([value.name, value.storage, list(value.shape), number(value.dtype)] for value in graph.values)
-    storages = ([s.name, s.nbytes, number(s.role), number(s.dtype), list(s.values)] for s in graph.storages)
-    document = {
-        "name": graph.name,
-        "ops": _table(
-            ("name", "target", "phase", "module", "reads: value, need, ...", "writes", "flops", "traits"), ops
-        ),
-        "values": _table(("name", "storage", "shape", "dtype"), values),
-        "storages": _table(("name", "nbytes", "role", "dtype", "values"), storages),
-        "inputs": list(graph.inputs),
-        "tangents": list(graph.tangents),
-        "held": list(graph.held),
-    }
-    # Written only where there are some, as most reads take everything and most storages hold anything.
-    exact_reads = [
-        [step, position, list(read.detail), read.reads_code]
-        for step, op in enumerate(graph.ops)
-        for position, read in enumerate(op.reads)
-        if read.detail or read.reads_code
-    ]
-    alphabets = [[position, list(s.alphabet)] for position, s in enumerate(graph.storages) if s.alphabet]
-    return (
-        document
-        | ({"exact_reads": exact_reads} if exact_reads else {})
-        | ({"alphabets": alphabets} if alphabets else {})
-    )
-
-
-def _graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
-    alphabets = {position: tuple(numbers) for position, numbers in document.get("alphabets", ())}
-    exact = {
-        (step, position): (tuple(detail), code) for step, position, detail, code in document.get("exact_reads", ())
-    }
-    ops = (
-        Op(
-            name=name,
-            target=word(target),
-            phase=Phase(word(phase)),
-            module=word(module),
-            reads=tuple(
-                Read(value, Need(word(need)), *exact.get((step, position), ()))
-                for position, (value, need) in enumerate(zip(reads[::2], reads[1::2], strict=True))
-            ),
-            writes=tuple(writes),
-            flops=flops,
-            traits=frozenset(Trait(word(trait)) for trait in traits),
-        )
-        for step, (name, target, phase, module, reads, writes, flops, traits) in enumerate(document["ops"]["rows"])
-    )
-    values = (
-        Value(name, storage, tuple(shape), word(dtype)) for name, storage, shape, dtype in document["values"]["rows"]
-    )
-    storages = (
-        Storage(name, nbytes, Role(word(role)), word(dtype), tuple(aliases), alphabets.get(position, ()))
-        for position, (name, nbytes, role, dtype, aliases) in enumerate(document["storages"]["rows"])
-    )
-    inputs, tangents, held = (tuple(document[group]) for group in ("inputs", "tangents", "held"))
-    return Graph(document["name"], tuple(ops), tuple(values), tuple(storages), inputs, tangents, held)
-
-
-def _cost_to_json(cost: OpCost, words: _Words) -> list[Any]:
+def _cost_to_json(cost: OpCost, words: Words) -> list[Any]:
     """The name of the variant, and whether it is exact, only where there is a name."""
     row = [cost.seconds, cost.workspace_nbytes, words.number(cost.source)]
     return [*row, words.number(cost.variant), cost.exact] if cost.variant else row
@@ -230,7 +135,7 @@ def _cost_from_json(
     return OpCost(seconds, nbytes, word(source), "" if variant is None else word(variant), exact)
 
 
-def _hardware_to_json(hardware: Hardware) -> Json:
+def hardware_to_json(hardware: Hardware) -> Json:
     return {
         "name": hardware.name,
         "flops_per_s": hardware.flops_per_s,
@@ -260,7 +165,7 @@ def _hardware_from_json(document: Json) -> Hardware:
     )
 
 
-def _decision_to_json(decision: Decision) -> Json:
+def decision_to_json(decision: Decision) -> Json:
     return {"storage": decision.storage, "action": _action_to_json(decision.action), "reason": decision.reason}
 
 
@@ -269,6 +174,6 @@ def _action_to_json(action: Action) -> Json:
     return {"kind": action.kind} | {name: list(v) if isinstance(v, tuple) else v for name, v in columns.items()}
 
 
-def _decision_from_json(document: Json) -> Decision:
+def decision_from_json(document: Json) -> Decision:
     action: Json = {name: tuple(v) if isinstance(v, list) else v for name, v in document["action"].items()}
     return Decision(document["storage"], ACTIONS[action.pop("kind")](**action), document["reason"])
