@@ -83,7 +83,7 @@ def per_dense_layer(load: Workload) -> Forwards | None:
 
 
 def chain(load: Workload) -> nn.Sequential | None:
-    attribute = BLOCKS.get(load.name.removesuffix("-small"))
+    attribute = BLOCKS.get(load.name.partition("-")[0])
     return None if attribute is None else getattr(load.model, attribute)
 
 

@@ -1,0 +1,99 @@
+"""Who is dominated by whom: measured points judged, in words.
+
+Enters: points of one network, each a peak and the times of its steps, taken in the same rounds. Leaves: lines of text.
+A point is dominated when a peer has no more bytes and no more time, times being medians. How sure that is, the rounds
+say: of the ratios within each round, the middle half; where it reaches over 1, the two are alike within noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+
+@dataclass(frozen=True)
+class Point:
+    """`seconds[i]` is from round i. `is_same_step` is False for who computes something else than the plain step."""
+
+    name: str
+    family: str
+    peak_nbytes: int
+    seconds: tuple[float, ...]
+    is_same_step: bool = True
+
+    @property
+    def time_s(self) -> float:
+        return median(self.seconds)
+
+
+def dominates(peer: Point, point: Point) -> bool:
+    return peer.peak_nbytes <= point.peak_nbytes and peer.time_s <= point.time_s
+
+
+def middle_half(point: Point, base: Point) -> tuple[float, float]:
+    """Of the ratios of times within a round: first and third quartile."""
+    ratios = [ours / its for ours, its in zip(point.seconds, base.seconds, strict=True)]
+    if len(ratios) < 2:
+        return ratios[0], ratios[0]
+    low, _, high = quantiles(ratios, n=4, method="inclusive")
+    return low, high
+
+
+def over(point: Point, base: Point) -> str:
+    """Its time over another's, with what the rounds say."""
+    low, high = middle_half(point, base)
+    noise = ", within noise" if low <= 1 <= high and low < high else ""
+    return f"{point.time_s / base.time_s:.3f} of the time ({low:.3f} – {high:.3f}{noise})"
+
+
+def verdicts(points: Sequence[Point], families: Sequence[str]) -> Iterator[str]:
+    """One line for each of our `families`, and one for the peers that ours dominate."""
+    peers = [point for point in points if point.family not in families]
+    for family in families:
+        ours = [point for point in points if point.family == family]
+        if ours and peers:
+            yield f"- {family}: {verdict(ours, [peer for peer in peers if peer.is_same_step])}"
+            yield from aside(ours, [peer for peer in peers if not peer.is_same_step])
+            yield f"- {family}, the other way round: {beaten_by(ours, peers)}"
+
+
+def verdict(ours: Sequence[Point], peers: Sequence[Point]) -> str:
+    found = [(point, strongest(point, peers)) for point in ours]
+    dominated = [f"{point.name} by {against(peer, point)}" for point, peer in found if peer is not None]
+    if not dominated:
+        return f"**not dominated**: no peer of {len(peers)} has as few bytes in as little time as any of {len(ours)}."
+    return f"**dominated: {len(dominated)} of {len(ours)}**. " + "; ".join(dominated) + "."
+
+
+def aside(ours: Sequence[Point], others: Sequence[Point]) -> Iterator[str]:
+    """Who computes something else does not judge, but is not passed over in silence either."""
+    below = [other.name for other in others if any(dominates(other, point) for point in ours)]
+    if below:
+        yield f"  - below some of them, but not the same computation: {', '.join(below)}."
+
+
+def strongest(point: Point, peers: Sequence[Point]) -> Point | None:
+    """Of the peers that dominate a point, the fastest."""
+    return min((peer for peer in peers if dominates(peer, point)), key=lambda peer: peer.time_s, default=None)
+
+
+def against(peer: Point, point: Point) -> str:
+    return f"{peer.name}, {peer.peak_nbytes / point.peak_nbytes:.3f} of the bytes, {over(peer, point)}"
+
+
+def beaten_by(ours: Sequence[Point], peers: Sequence[Point]) -> str:
+    beaten = [peer.name for peer in peers if any(dominates(point, peer) for point in ours)]
+    others = [peer.name for peer in peers if peer.name not in beaten]
+    said = f"{len(beaten)} of {len(peers)} peers are dominated"
+    return f"{said}; not dominated: {', '.join(others)}." if others else f"{said}."
+
+
+def sufficient(point: Point, peer: Point) -> str:
+    """Whether a point that was given a peer's bytes as its budget is at no more bytes at least as fast."""
+    if point.peak_nbytes > peer.peak_nbytes:
+        return "no: more bytes"
+    if point.time_s <= peer.time_s:
+        return "yes"
+    low, high = middle_half(point, peer)
+    return "alike within noise" if low <= 1 <= high else "no: slower"

@@ -1,0 +1,154 @@
+"""The Pareto benchmark in small: its measure of memory is exact, its peers train what eager trains."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from vdnn import models
+from vdnn.models.spec import Workload
+
+CHAINS = ("vgg16", "resnet50", "googlenet", "densenet121", "vit", "gpt2")
+WAYS = [
+    *((network, way) for network in (*CHAINS, "unet") for way in ("per_block", "selective")),
+    *((network, "in_sqrt_stretches") for network in CHAINS),
+    ("densenet121", "per_dense_layer"),
+]
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[ModuleType]:
+    monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import pareto
+
+    yield sys.modules[pareto.__name__]
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def checkpointing(benchmark: ModuleType) -> ModuleType:
+    return sys.modules["checkpointing"]
+
+
+@pytest.fixture
+def step_memory(benchmark: ModuleType) -> ModuleType:
+    return sys.modules["step_memory"]
+
+
+def gradients(load: Workload, step: Any) -> list[torch.Tensor]:
+    torch.manual_seed(1)
+    load.model.zero_grad(set_to_none=True)
+    step(*load.args).backward()
+    return [parameter.grad for parameter in load.model.parameters() if parameter.grad is not None]
+
+
+@pytest.mark.parametrize(("network", "way"), WAYS)
+def test_checkpointed_gradients_have_the_bits_of_eager_ones(checkpointing: ModuleType, network: str, way: str) -> None:
+    load = models.load(network, 4, small=True)
+    step = checkpointing.step_with(load, getattr(checkpointing, way)(load))
+    plain, checkpointed = gradients(load, load.step), gradients(load, step)
+    assert all(torch.equal(a, b) for a, b in zip(plain, checkpointed, strict=True))
+
+
+def test_a_network_that_is_no_chain_is_not_cut_into_stretches(checkpointing: ModuleType) -> None:
+    assert checkpointing.in_sqrt_stretches(models.load("unet", 1, small=True)) is None
+
+
+def test_a_checkpointed_network_is_as_before_after_the_step(checkpointing: ModuleType) -> None:
+    load = models.load("unet", 1, small=True)
+    gradients(load, checkpointing.step_with(load, checkpointing.per_block(load)))
+    assert not any("forward" in vars(module) for module in load.model.modules())
+
+
+def test_the_peak_of_a_chain_of_tensors_is_known_to_the_byte(step_memory: ModuleType) -> None:
+    load = Workload("one weight", nn.Linear(256, 256, bias=False), (torch.randn(64, 256),), lambda x: x)
+
+    def train() -> None:
+        first = torch.empty(100_000, dtype=torch.uint8)
+        second = torch.empty(50_000, dtype=torch.uint8)
+        del first
+        torch.empty(70_000, dtype=torch.uint8)
+        del second
+
+    memory = step_memory.step_memory(train, load, held_nbytes=1000)
+    assert memory.peak_nbytes == 4 * (256 * 256 + 64 * 256) + 1000 + 150_000
+    assert memory.unreleased_nbytes == 0
+
+
+def test_a_block_that_vdnn_maps_counts_for_as_long_as_it_lives(step_memory: ModuleType) -> None:
+    from vdnn.runtime.buffers import BufferPool
+
+    load = Workload("nothing", nn.Identity(), (), lambda: None)
+    nbytes = 3 * 2**20
+
+    def train() -> None:
+        code = BufferPool().take(0, nbytes, torch.device("cpu"))
+        del code
+        torch.empty(1000, dtype=torch.uint8)
+
+    with step_memory.uncounted_mappings():
+        memory = step_memory.step_memory(train, load, held_nbytes=0)
+    assert (memory.peak_nbytes, memory.unreleased_nbytes) == (nbytes, 0)
+
+
+def test_of_a_mapping_the_pages_that_were_touched_are_resident(step_memory: ModuleType) -> None:
+    import mmap
+
+    block = mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before = step_memory.resident_nbytes(block)
+    block[10 * mmap.PAGESIZE] = 1
+    assert (before, step_memory.resident_nbytes(block)) == (0, mmap.PAGESIZE)
+
+
+def test_a_contender_that_fails_is_a_row_with_its_error(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(load: Workload) -> Iterator[Any]:
+        def train() -> torch.Tensor:
+            raise RuntimeError("no such kernel\nand a long trace")
+
+        yield benchmark.Contender("eager", "eager", train)
+
+    monkeypatch.setattr(benchmark, "eager_contenders", broken)
+    entries = benchmark.compare(setting(benchmark, "vit"), ["eager"], rounds=1, small=True)
+    assert next(benchmark.rows(entries))[:2] == ["eager", "failed: RuntimeError: no such kernel"]
+
+
+def test_parts_of_a_batch_add_up_to_the_gradients_of_the_whole(benchmark: ModuleType) -> None:
+    load = models.load("unet", 4, small=True)
+    for module in load.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    whole = gradients(load, load.step)
+    load.model.zero_grad(set_to_none=True)
+    sys.modules["pareto_contenders"].train_in_parts(load, 4)
+    parts = [parameter.grad for parameter in load.model.parameters()]
+    assert float(benchmark.relative_difference(parts, whole)) < 1e-4
+
+
+def test_batch_normalization_makes_accumulation_another_computation(benchmark: ModuleType) -> None:
+    kinds = {}
+    for network in ("resnet50", "vgg16"):
+        load = models.load(network, 4, small=True)
+        kinds[network] = {c.is_same_step for c in sys.modules["pareto_contenders"].accumulated(load)}
+    assert kinds == {"resnet50": {False}, "vgg16": {True}}
+
+
+def test_a_round_measures_every_eager_contender_beside_eager(benchmark: ModuleType) -> None:
+    families = ["eager", "checkpoint", "accumulation"]
+    entries = benchmark.compare(setting(benchmark, "resnet50"), families, rounds=2, small=True)
+    assert [entry.error for entry in entries] == [""] * 6
+    assert {len(entry.seconds) for entry in entries} == {2}
+    by_name = {entry.name: entry for entry in entries}
+    assert by_name["checkpoint per block"].difference == "same bits; other running statistics"
+    assert by_name["checkpoint per block"].point.peak_nbytes < by_name["eager"].point.peak_nbytes
+
+
+def setting(benchmark: ModuleType, name: str) -> Any:
+    return next(setting for setting in benchmark.SETTINGS if setting.name == name)
