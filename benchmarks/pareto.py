@@ -61,6 +61,7 @@ class Setting:
     """Sizes at which a plain step takes between a third of a second and two seconds on two cores."""
 
     name: str
+    title: str
     spec: ModelSpec
     batch: int
     image_size: int | None = None
@@ -72,19 +73,19 @@ class Setting:
             spec = spec.at_image_size(self.image_size)
         return spec.workload(self.batch)
 
-    def title(self, *, small: bool) -> str:
-        images = f", {self.image_size}×{self.image_size}" if self.image_size is not None and not small else ""
-        return f"{self.spec.title}{', toy widths' if small else ''}, batch {self.batch}{images}"
+    def heading(self, *, small: bool) -> str:
+        size = "" if self.image_size is None else f", {self.image_size}×{self.image_size}"
+        return f"{self.title}, batch {self.batch}{', toy widths' if small else size}"
 
 
 SETTINGS = (
-    Setting("vgg16", MODELS["vgg16"], 8, 160),
-    Setting("resnet50", MODELS["resnet50"], 8, 160),
-    Setting("googlenet", MODELS["googlenet"], 16, 160),
-    Setting("densenet121", MODELS["densenet121"], 8, 128),
-    Setting("unet", MODELS["unet"], 4, 204),
-    Setting("vit", MODELS["vit"], 4),
-    Setting("gpt2", gpt2(width=384, depth=6, length=256), 4),
+    Setting("vgg16", "VGG-16", MODELS["vgg16"], 8, 160),
+    Setting("resnet50", "ResNet-50", MODELS["resnet50"], 8, 160),
+    Setting("googlenet", "GoogLeNet", MODELS["googlenet"], 16, 160),
+    Setting("densenet121", "DenseNet-121", MODELS["densenet121"], 8, 128),
+    Setting("unet", "U-Net", MODELS["unet"], 4, 204),
+    Setting("vit", "ViT-B/16", MODELS["vit"], 4),
+    Setting("gpt2", "GPT-2 shaped, 384×6, 256 tokens", gpt2(width=384, depth=6, length=256), 4),
 )
 
 
@@ -353,7 +354,7 @@ def main() -> None:
         record.say(f"![peak against step time]({arguments.save.with_suffix('.svg').name})", "")
     for setting in (chosen(setting, arguments) for setting in SETTINGS if setting.name in arguments.networks):
         entries = compare(setting, arguments.contenders, arguments.rounds, small=arguments.small)
-        title = setting.title(small=arguments.small)
+        title = setting.heading(small=arguments.small)
         tell(record, title, entries)
         points = [entry.point for entry in entries if entry.twin is None]
         panels[title] = [point for point in points if point is not None]

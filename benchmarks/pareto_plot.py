@@ -2,8 +2,8 @@
 
 Enters: points of every network. Leaves: the text of an SVG file. The one idea: a family is told by its shape, not by
 colour alone; the points of a family whose budget was swept are joined by a line; thin lines mark plain eager PyTorch,
-so that left of the upright one is less memory and below the level one is faster. Axes are linear and do not start at
-zero.
+so that left of the upright one is less memory and below the level one is faster. A stroke through a mark spans the
+middle half of its trials. Axes are linear and do not start at zero.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
+from statistics import quantiles
 
 from pareto_verdict import Point
 
@@ -22,6 +23,8 @@ PANEL_WIDTH, PANEL_HEIGHT = 330, 290
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 44  # from a panel's edges to its axes
 MARGIN, HEADER, FOOTER = 12, 46, 34
 MARK = 4.2  # half the size of a mark
+LABEL = 9  # size of the letters beside a mark
+LETTER = 5.4  # what one of them is wide, at most on average
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ LOOKS = {
     "vdnn inexact": Look("circle", "#1f5fa8", is_filled=False, line="5 3"),
 }
 """Colours of a lightness that also tells them apart in grey."""
+
+NAMED = ("checkpoint", "accumulation")  # families whose members differ by more than a budget
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,9 @@ def panel(title: str, points: Sequence[Point]) -> Iterator[str]:
     yield from axes(x, y, f"peak of a step, {unit}")
     yield from eager_lines(places)
     for family, look in LOOKS.items():
-        yield from family_marks([(point, places[point]) for point in points if point.family == family], look)
+        yield from family_marks([(point, places[point]) for point in points if point.family == family], look, y)
+    named = (point for point in points if point.family in NAMED)
+    yield from labels({places[point]: short(point.name) for point in named}, list(places.values()))
 
 
 def padded(values: Sequence[float], begin: float, end: float) -> Scale:
@@ -136,15 +143,39 @@ def eager_lines(places: Mapping[Point, tuple[float, float]]) -> Iterator[str]:
             yield line(LEFT, y, PANEL_WIDTH - RIGHT, y, "#dddddd")
 
 
-def family_marks(found: Sequence[tuple[Point, tuple[float, float]]], look: Look) -> Iterator[str]:
+def family_marks(found: Sequence[tuple[Point, tuple[float, float]]], look: Look, scale: Scale) -> Iterator[str]:
     """The line in the order of the peaks, then the marks with their names to point at."""
     if look.line and len(found) > 1:
         yield joined(sorted(place for _, place in found), look)
     for point, (x, y) in found:
+        low, high = spread(point)
         said = f"{point.name}: {point.peak_nbytes / MiB:.0f} MiB, {point.time_s:.3f} s"
+        yield line(x, scale(low), x, scale(high), look.colour)
         yield f"<g><title>{escape(said)}</title>{mark(x, y, look)}</g>"
-        if not look.line:
-            yield text(x + 7, y - 5, short(point.name), fill="#555555", size=9)
+
+
+def spread(point: Point) -> tuple[float, float]:
+    """The middle half of the trials."""
+    if len(point.seconds) < 2:
+        return point.time_s, point.time_s
+    low, _, high = quantiles(point.seconds, n=4, method="inclusive")
+    return low, high
+
+
+def labels(names: Mapping[tuple[float, float], str], marks: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """Each beside its mark, in the first of four places that is free and inside the panel."""
+    taken = [(x - MARK, x + MARK, y + MARK) for x, y in marks]  # left, right, baseline
+    for (x, y), name in names.items():
+        width = LETTER * len(name)
+        places = [(x + dx, y + dy) for dx in (7, -7 - width) for dy in (-5, 12)]
+        left, base = next((place for place in places if is_free(*place, width, taken)), places[0])
+        taken.append((left, left + width, base))
+        yield text(left, base, name, fill="#555555", size=LABEL)
+
+
+def is_free(left: float, base: float, width: float, taken: Sequence[tuple[float, float, float]]) -> bool:
+    overlaps = (left < end and begin < left + width and abs(base - other) < LABEL + 1 for begin, end, other in taken)
+    return left > LEFT and left + width < PANEL_WIDTH and not any(overlaps)
 
 
 def short(name: str) -> str:
