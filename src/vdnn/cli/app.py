@@ -18,9 +18,11 @@ from rich.markup import escape
 
 from vdnn.cli.answer import Answer
 from vdnn.cli.doctor import doctor
-from vdnn.cli.failures import INTERRUPTED, explain
+from vdnn.cli.explain import explain
+from vdnn.cli.failures import INTERRUPTED, explain_failure
 from vdnn.cli.inspect import inspect
 from vdnn.cli.models import models
+from vdnn.cli.plan import plan
 from vdnn.cli.train import train
 
 app = typer.Typer(
@@ -42,6 +44,16 @@ def _add(command: Callable[..., Answer], *examples: str) -> None:
 _add(models, "vdnn models", "vdnn models --json")
 _add(inspect, "vdnn inspect vgg16 --batch 256", "vdnn inspect resnet50 --batch 64 --device v100 --optimizer adam")
 _add(
+    plan,
+    "vdnn plan vgg16 --batch 256 --budget 12GiB --device titan-x",
+    "vdnn plan resnet50 --batch 64 --budget 50% --device v100 --save resnet50.json",
+)
+_add(
+    explain,
+    "vdnn explain alexnet --batch 256 --budget 50% --device titan-x",
+    "vdnn explain alexnet --batch 256 --strategy gist --device titan-x --all",
+)
+_add(
     train,
     "vdnn train resnet50 --batch 4 --steps 3 --verify",
     "vdnn train alexnet --batch 16 --steps 3 --optimizer adam --lr 1e-4 --json",
@@ -58,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in arguments:
             traceback.print_exc()
-        message, exit_code = explain(error)
+        message, exit_code = explain_failure(error)
         _show_error(message, as_json)
         return exit_code
 

@@ -15,7 +15,7 @@ FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-def explain(error: BaseException) -> tuple[str, int]:
+def explain_failure(error: BaseException) -> tuple[str, int]:
     """A ValueError is a mistake in what was asked, like everything vdnn raises on purpose; the rest is unexpected."""
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return "interrupted", INTERRUPTED

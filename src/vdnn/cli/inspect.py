@@ -5,27 +5,27 @@ The network and its batch exist as meta tensors only, so the answer for a networ
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Batch, Budget, ChannelsLast, Debug, ImageSize, Json, Lossy, Model, Strategy, optimizer_name
-
-Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
-]
-Optimizer = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", parser=optimizer_name, help="Count its state: sgd, momentum or adam."),
-]
+from vdnn.cli.options import (
+    Batch,
+    Budget,
+    ChannelsLast,
+    Debug,
+    Device,
+    ImageSize,
+    Json,
+    Lossy,
+    Model,
+    StateOf,
+    Strategy,
+)
 
 
 def inspect(
     model: Model,
     batch: Batch,
     device: Device = None,
-    optimizer: Optimizer = None,
+    optimizer: StateOf = None,
     image_size: ImageSize = None,
     channels_last: ChannelsLast = False,
     budget: Budget = None,

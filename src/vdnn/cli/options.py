@@ -14,6 +14,7 @@ from vdnn.plan.budget import parse_share
 from vdnn.units import parse_nbytes
 
 OPTIMIZERS = ("sgd", "momentum", "adam")
+COSTS = ("roofline", "measured")
 LARGEST_INT64 = 2**63 - 1
 
 
@@ -80,6 +81,12 @@ def lossy_format(words: str) -> str:
     return words
 
 
+def costs_source(words: str) -> str:
+    if words not in COSTS:
+        raise typer.BadParameter(f"{words!r} is none of {', '.join(COSTS)}.")
+    return words
+
+
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `vdnn models`, or package.module:factory.")]
 Batch = Annotated[
     int, typer.Option("--batch", "-b", metavar="N", parser=positive, help="Samples in one training step.")
@@ -123,5 +130,21 @@ DiskBudget = Annotated[
     typer.Option(metavar="BYTES", parser=amount, help="Disk that feature maps may take. Default: all."),
 ]
 SpillDir = Annotated[str | None, typer.Option(metavar="DIR", help="Where feature maps go on disk.")]
+Device = Annotated[
+    str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
+]
+StateOf = Annotated[
+    str | None,
+    typer.Option("--optimizer", metavar="NAME", parser=optimizer_name, help="Count its state: sgd, momentum or adam."),
+]
+Costs = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        parser=costs_source,
+        help="How ops' times and workspaces are known: roofline, or measured on this machine.",
+    ),
+]
+PlanFile = Annotated[str | None, typer.Option(metavar="FILE", help="Follow this saved plan instead of making one.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -1,4 +1,4 @@
-"""The plan as an annotated program: what `vdnn explain` prints and what golden tests compare.
+"""The plan as an annotated program, storage by storage: what golden tests compare. `vdnn explain` tells it by instruction.
 
 Enters: a plan. Leaves: text with a header and one line per thing an op makes: where it stands in the model, what it is,
 its size, what happens to it and why. The step that reaches the peak is marked. The reasons are the decisions' own;

@@ -40,20 +40,20 @@ def as_text(renderable: RenderableType, width: int = PLAIN_WIDTH) -> str:
 
 def report_view(report: Report) -> RenderableType:
     """A finished run: predicted beside measured, then what the peak was made of."""
-    parts: list[RenderableType] = [_title(f"{report.name}, strategy {report.strategy}, {_budget_words(report)}")]
+    parts: list[RenderableType] = [title(f"{report.name}, strategy {report.strategy}, {_budget_words(report)}")]
     parts.append(comparison_table(report))
     if len(report.pieces) > 1:
         parts.append(_pieces_note(report))
     parts += [role_comparison(piece) for piece in _largest_pieces(report)]
     parts += [Text(sentence) for piece in report.pieces for sentence in _findings(piece, len(report.pieces) > 1)]
-    return _sections(*parts)
+    return sections(*parts)
 
 
 def profile_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
     """A planned step: the headline, memory by role, the curve, the peak's storages, the largest layers."""
-    title = _title(f"{profile.name} on {profile.hardware}, strategy {profile.strategy}")
-    return _sections(
-        Group(title, _headline(profile)),
+    heading = title(f"{profile.name} on {profile.hardware}, strategy {profile.strategy}")
+    return sections(
+        Group(heading, _headline(profile)),
         roles_table(profile.predicted),
         plot_view(profile, width),
         residents_table(profile, width),
@@ -63,7 +63,7 @@ def profile_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Renderable
 
 def comparison_table(report: Report) -> Table:
     """Peak and step time of every piece, predicted beside measured; the ratio says how good the prediction was."""
-    table = _table("", ">predicted", ">measured", ">measured / predicted")
+    table = quiet_table("", ">predicted", ">measured", ">measured / predicted")
     for piece in report.pieces:
         prefix = f"{piece.name}: " if len(report.pieces) > 1 else ""
         for row in _comparison_rows(piece):
@@ -79,7 +79,7 @@ def role_comparison(piece: Piece) -> RenderableType:
     """Bytes by role at the peak, predicted beside measured, and where each peak is."""
     if piece.measured is None:
         return roles_table(piece.predicted)
-    table = _table("at the peak", ">predicted", ">measured")
+    table = quiet_table("at the peak", ">predicted", ">measured")
     predicted, measured = piece.predicted.nbytes_by_role, piece.measured.nbytes_by_role
     for role in (str(role) for role in Role):
         if predicted.get(role) or measured.get(role):
@@ -89,7 +89,7 @@ def role_comparison(piece: Piece) -> RenderableType:
 
 def roles_table(summary: TimelineSummary) -> Table:
     """Bytes of every role at the peak, with a bar whose length is the share."""
-    table = _table("memory by role, at the peak", ">bytes", ">share", "")
+    table = quiet_table("memory by role, at the peak", ">bytes", ">share", "")
     for role, nbytes in summary.nbytes_by_role.items():
         share = nbytes / max(summary.peak_nbytes, 1)
         table.add_row(_plural(role), format_nbytes(nbytes), f"{share:.1%}", bar(share))
@@ -101,7 +101,7 @@ def roles_table(summary: TimelineSummary) -> Table:
 def residents_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
     """The largest storages alive at the peak. A wide terminal also gets their names in the graph."""
     has_names = width >= WIDE
-    table = _table("made in", "role", ">shape", "dtype", ">bytes", *(["name"] if has_names else []))
+    table = quiet_table("made in", "role", ">shape", "dtype", ">bytes", *(["name"] if has_names else []))
     for resident in profile.residents:
         made_in = resident.module or resident.name
         shape = "x".join(str(size) for size in resident.shape) or "scalar"
@@ -117,7 +117,7 @@ def residents_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Rendera
 
 def layers_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Table:
     """The modules that stash most for backward."""
-    table = _table("largest layers, by stashed bytes", ">storages", ">bytes", ">share", "")
+    table = quiet_table("largest layers, by stashed bytes", ">storages", ">bytes", ">share", "")
     for layer in profile.layers:
         name, *numbers = _layer_row(layer, profile.stashed_nbytes)
         table.add_row(shorten(name, width - LAYER_NUMBERS), *numbers)
@@ -254,16 +254,16 @@ def _plural(role: str) -> str:
     return "optimizer state" if role == Role.OPTIMIZER_STATE else f"{role}s"
 
 
-def _sections(*parts: RenderableType) -> RenderableType:
+def sections(*parts: RenderableType) -> RenderableType:
     """One under the other with a blank line between."""
     return Group(*(line for part in parts for line in ("", part)))
 
 
-def _title(words: str) -> Text:
+def title(words: str) -> Text:
     return Text(words, style="bold underline")
 
 
-def _table(*headers: str) -> Table:
+def quiet_table(*headers: str) -> Table:
     """A table with quiet lines; a header that starts with `>` is right-aligned."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for header in headers:

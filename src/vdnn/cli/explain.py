@@ -1,0 +1,151 @@
+"""`vdnn explain`: a plan as an annotated program, from a model's name or from a file that `--save` wrote."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.text import Text
+
+from vdnn.cli.answer import Answer
+from vdnn.cli.options import (
+    Budget,
+    ChannelsLast,
+    Costs,
+    Debug,
+    Device,
+    ImageSize,
+    Inexact,
+    Json,
+    Lossy,
+    StateOf,
+    Strategy,
+    positive,
+)
+from vdnn.cli.planning import Solved, capture, decide
+from vdnn.errors import InvalidInput
+from vdnn.plan.explained import Line, eventful, explained
+from vdnn.plan.plan import Plan
+from vdnn.plan.saved import opened
+from vdnn.plan.validate import check
+from vdnn.units import format_nbytes
+
+BESIDE = 44  # columns of what happens before a reason that stands beside it
+
+ModelOrPlan = Annotated[
+    str,
+    typer.Argument(metavar="MODEL|FILE", help="A name from `vdnn models`, package.module:factory, or a saved plan."),
+]
+MaybeBatch = Annotated[
+    int | None,
+    typer.Option("--batch", "-b", metavar="N", parser=positive, help="Samples in one training step, for a model."),
+]
+All = Annotated[bool, typer.Option("--all", help="Every instruction, not only those where something happens.")]
+
+
+def explain(
+    model: ModelOrPlan,
+    batch: MaybeBatch = None,
+    budget: Budget = None,
+    device: Device = None,
+    strategy: Strategy = None,
+    lossy: Lossy = None,
+    inexact: Inexact = False,
+    optimizer: StateOf = None,
+    costs: Costs = None,
+    image_size: ImageSize = None,
+    channels_last: ChannelsLast = False,
+    everything: All = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> Answer:
+    """Tell a plan as a program: what leaves, returns, is encoded or made again at which step, and why."""
+    asked: dict[str, Any] = {
+        "budget": budget,
+        "device": device,
+        "strategy": strategy,
+        "lossy": lossy,
+        "optimizer": optimizer,
+        "costs": costs,
+        "image_size": image_size,
+    }
+    if is_plan_file(model):
+        given = [
+            f"--{name.replace('_', '-')}" for name, value in {"batch": batch, **asked}.items() if value is not None
+        ]
+        given += ["--inexact"] * inexact + ["--channels-last"] * channels_last
+        if given:
+            raise InvalidInput(f"{model} is a saved plan, made with its own options: leave out {', '.join(given)}.")
+        solved = Solved(model, check(opened(model)), 0.0)
+    elif batch is None:
+        raise InvalidInput(f"{model!r} is the name of a model, and its plan depends on the batch: add --batch N.")
+    else:
+        more = {"channels_last": channels_last, "shows_progress": not as_json, "exact": not inexact}
+        solved = decide(capture(model, batch, **asked, **more))
+    lines = explained(solved.plan)
+    shown = lines if everything else tuple(eventful(lines))
+    return Answer(_record(solved, shown, len(lines)), lambda width: _view(solved, shown, len(lines), width))
+
+
+def is_plan_file(name: str) -> bool:
+    """Models have no suffix, and factories have a colon."""
+    return name.endswith(".json") or (":" not in name and Path(name).is_file())
+
+
+def _record(solved: Solved, lines: Iterable[Line], num_instructions: int) -> dict[str, Any]:
+    plan = solved.plan
+    return {
+        "schema": "vdnn.explanation",
+        "version": 1,
+        "model": solved.name,
+        "strategy": plan.strategy,
+        "hardware": plan.problem.hardware.name,
+        "budget_nbytes": plan.problem.budget_nbytes,
+        "peak_nbytes": plan.peak_nbytes,
+        "step_time_s": plan.step_time_s,
+        "note": plan.note,
+        "num_instructions": num_instructions,
+        "lines": [asdict(line) for line in lines],
+    }
+
+
+def _view(solved: Solved, lines: tuple[Line, ...], num_instructions: int, width: int) -> RenderableType:
+    text = Text("\n".join(_told(solved.plan, solved.name, lines, num_instructions, width)))
+    text.highlight_regex(r"(?m)^(forward|backward)$", "bold")
+    text.highlight_regex(r"<-- peak.*", "bold red")
+    text.highlight_regex(r"(?m)# .*$", "green")
+    return text
+
+
+def _told(plan: Plan, name: str, lines: tuple[Line, ...], num_instructions: int, width: int) -> Iterator[str]:
+    """A header, then what happens, under the names of the phases."""
+    for sentence in (name, *str(plan).splitlines()):
+        yield from textwrap.wrap(sentence, width, initial_indent="# ", subsequent_indent="#     ")
+    hidden = num_instructions - len(lines)
+    yield f"# {len(lines)} of {num_instructions} instructions{'; --all shows the others' if hidden else ''}"
+    yield f"{'step':>6}  {'on device':>10}  {'size':>10}  what happens"
+    phase = ""
+    for line in lines:
+        if line.phase != phase:
+            phase = line.phase
+            yield phase
+        yield from _rendered(line, width)
+
+
+def _rendered(line: Line, width: int) -> Iterator[str]:
+    """The reason beside what happens where there is room for both, else under it."""
+    size = format_nbytes(line.nbytes) if line.nbytes else ""
+    start = f"{line.step:>6}  {format_nbytes(line.device_nbytes):>10}  {size:>10}  "
+    indent = " " * len(start)
+    words = line.what + (f" [{line.module}]" if line.module else "") + ("  <-- peak" if line.is_peak else "")
+    beside = f"{start}{words:<{BESIDE}}  # {line.reason}"
+    if line.reason and len(beside) <= width:
+        yield beside
+        return
+    yield from textwrap.wrap(words, width, initial_indent=start, subsequent_indent=f"{indent}  ")
+    yield from textwrap.wrap(line.reason, width, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}#   ")

@@ -1,0 +1,158 @@
+"""`vdnn plan`: how a training step fits into a budget, and what that costs beside keeping everything."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from vdnn.cli.answer import Answer
+from vdnn.cli.options import (
+    Batch,
+    Budget,
+    ChannelsLast,
+    Costs,
+    Debug,
+    Device,
+    ImageSize,
+    Inexact,
+    Json,
+    Lossy,
+    Model,
+    StateOf,
+    Strategy,
+)
+from vdnn.cli.planning import Solved, capture, decide
+from vdnn.plan.figures import Figures, figures, keep_all
+from vdnn.report.memory import MemoryProfile, profile_memory
+from vdnn.report.text import quiet_table, residents_table, roles_table, sections, title
+from vdnn.units import format_nbytes, format_seconds
+
+Save = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the plan with its whole problem, for `vdnn train --plan`.")
+]
+Load = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Take the decisions of a saved plan, if it is of this model.")
+]
+
+
+def plan(
+    model: Model,
+    batch: Batch,
+    budget: Budget = None,
+    device: Device = None,
+    strategy: Strategy = None,
+    lossy: Lossy = None,
+    inexact: Inexact = False,
+    optimizer: StateOf = None,
+    costs: Costs = None,
+    image_size: ImageSize = None,
+    channels_last: ChannelsLast = False,
+    save: Save = None,
+    load: Load = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> Answer:
+    """Plan a training step within a budget: peak, time beside keeping everything, bytes moved, what fills the peak."""
+    asked = capture(
+        model,
+        batch,
+        image_size=image_size,
+        channels_last=channels_last,
+        shows_progress=not as_json,
+        budget=budget,
+        device=device,
+        strategy=strategy,
+        lossy=lossy,
+        exact=not inexact,
+        optimizer=optimizer,
+        costs=costs,
+        plan=load,
+    )
+    solved = decide(asked)
+    if save is not None:
+        solved.plan.save(save)
+    oracle = keep_all(solved.plan.problem)
+    profile = profile_memory(solved.plan, name=solved.name)
+    own, kept = figures(solved.plan, oracle), figures(oracle, oracle)
+    record = _record(solved, own, kept, profile) | {"saved_as": None if save is None else str(save)}
+    return Answer(record, lambda width: _view(solved, own, kept, profile, save, width))
+
+
+def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile) -> dict[str, Any]:
+    plan = solved.plan
+    return {
+        "schema": "vdnn.plan-summary",
+        "version": 1,
+        "model": solved.name,
+        "hardware": plan.problem.hardware.name,
+        "budget_nbytes": plan.problem.budget_nbytes,
+        "lossy": plan.problem.lossy,
+        "num_steps": len(plan.problem.graph),
+        "solve_s": solved.solve_s,
+        "plan": asdict(own),
+        "keep_all": asdict(kept),
+        "bound_s": plan.bound_s,
+        "note": plan.note,
+        "peak_step": profile.predicted.peak_step,
+        "peak_nbytes_by_role": dict(profile.predicted.nbytes_by_role),
+        "residents": [asdict(resident) for resident in profile.residents],
+        "versions": dict(profile.versions),
+    }
+
+
+def _view(
+    solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile, save: Path | None, width: int
+) -> RenderableType:
+    plan = solved.plan
+    heading = title(f"{solved.name} on {profile.hardware}, strategy {plan.strategy}")
+    saved = [Text(f"Saved in {save}: `vdnn train ... --plan {save}` follows it.")] if save is not None else []
+    return sections(
+        Group(heading, headline(plan.problem.budget_nbytes, own, kept)),
+        comparison(own, kept),
+        Group(*(Text(sentence) for sentence in _sentences(solved, own))),
+        roles_table(profile.predicted),
+        residents_table(profile, width),
+        *saved,
+    )
+
+
+def headline(budget_nbytes: int | None, own: Figures, kept: Figures) -> Text:
+    """The one sentence to take away."""
+    within = "" if budget_nbytes is None else f" within {format_nbytes(budget_nbytes)}"
+    share = own.peak_nbytes / max(kept.peak_nbytes, 1)
+    peaks = f"One training step peaks at {format_nbytes(own.peak_nbytes)}{within}, {share:.0%} of keeping everything"
+    return Text(f"{peaks}, and takes {format_seconds(own.step_time_s)}, {loss_words(own.loss)}.", style="bold")
+
+
+def loss_words(loss: float) -> str:
+    """A loss as a person says it; less than a twentieth of a per cent is nothing."""
+    if abs(loss) < 5e-4:
+        return "no longer than that"
+    return f"{abs(loss):.1%} {'longer' if loss > 0 else 'less'} than that"
+
+
+def comparison(own: Figures, kept: Figures) -> RenderableType:
+    rows = quiet_table("", ">this plan", ">keep-all, the oracle")
+    rows.add_row("peak memory", format_nbytes(own.peak_nbytes), format_nbytes(kept.peak_nbytes))
+    rows.add_row("average memory", format_nbytes(own.average_nbytes), format_nbytes(kept.average_nbytes))
+    rows.add_row("step time", format_seconds(own.step_time_s), format_seconds(kept.step_time_s))
+    rows.add_row("of it waiting", format_seconds(own.stall_s), format_seconds(kept.stall_s))
+    rows.add_row("loss of time", f"{own.loss:.1%}", "")
+    rows.add_row("moved, out and back", format_nbytes(own.moved_nbytes) if own.moved_nbytes else "nothing", "nothing")
+    again = f"{own.num_replays} ops, {own.recomputed_flops / 1e9:.1f} GFLOP" if own.num_replays else "nothing"
+    rows.add_row("computed again", again, "nothing")
+    return rows
+
+
+def _sentences(solved: Solved, own: Figures) -> list[str]:
+    plan = solved.plan
+    actions = ", ".join(f"{count} {kind}" for kind, count in own.actions.items())
+    decided = f"Decisions: {actions or 'none, everything is kept'}. Solved in {format_seconds(solved.solve_s)}"
+    gap = "" if plan.gap is None else f"; at most {plan.gap:.1%} above the fastest plan there can be"
+    forms = [f"{len(plan.variants)} ops are computed in another form."] if plan.variants else []
+    return [f"{decided}{gap}.", *forms, *([plan.note] if plan.note else [])]
