@@ -18,42 +18,21 @@ contender's gradients are compared with eager's. A contender that fails is a row
 from __future__ import annotations
 
 import argparse
-import gc
-import random
-import sys
-import time
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from pareto_contenders import (
-    COMPILED_FAMILIES,
-    EAGER,
-    EAGER_FAMILIES,
-    FAMILIES,
-    OUR_FAMILIES,
-    STRATEGY,
-    Contender,
-    compiled_contenders,
-    eager_contenders,
-    vdnn_contenders,
-    within,
-)
+from pareto_contenders import EAGER, EAGER_FAMILIES, FAMILIES, OUR_FAMILIES, STRATEGY, within
+from pareto_measure import Entry, compare
 from pareto_plot import picture
 from pareto_verdict import Point, middle_half, sufficient, verdicts
 from provenance import Record, provenance
-from step_memory import Mappings, StepMemory, live_nbytes, step_memory, uncounted_mappings
-from torch import Tensor
 
 from vdnn.models.gpt2 import gpt2
 from vdnn.models.registry import MODELS
 from vdnn.models.spec import ModelSpec, Workload
-from vdnn.plan.plan import Plan
 from vdnn.units import format_nbytes, format_seconds
-
-WARM_UP = 2  # the first step compiles, and vdnn watches it; in the second, memory pools fill
-SEED = 7  # of the step whose gradients are compared
 
 
 @dataclass(frozen=True)
@@ -87,163 +66,6 @@ SETTINGS = (
     Setting("vit", "ViT-B/16", MODELS["vit"], 4),
     Setting("gpt2", "GPT-2 shaped, 384×6, 256 tokens", gpt2(width=384, depth=6, length=256), 4),
 )
-
-
-@dataclass
-class Entry:
-    """A contender and what was measured of it. `twin` is an earlier one that turned out to run the same plan."""
-
-    contender: Contender
-    memory: StepMemory | None = None
-    difference: str = ""
-    ready_s: float = 0.0
-    error: str = ""
-    twin: Entry | None = None
-    seconds: list[float] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return self.contender.name
-
-    @property
-    def measured(self) -> Entry:
-        return self if self.twin is None else self.twin
-
-    @property
-    def point(self) -> Point | None:
-        """None for who failed."""
-        found, contender = self.measured, self.contender
-        if found.memory is None or not found.seconds:
-            return None
-        nbytes = found.memory.peak_nbytes
-        return Point(contender.name, contender.family, nbytes, tuple(found.seconds), contender.is_same_step)
-
-
-class Reference:
-    """Gradients and buffers of eager's step with a fixed seed: what everybody's are compared with."""
-
-    def __init__(self, load: Workload) -> None:
-        self._load = load
-        self._before = [buffer.clone() for buffer in load.model.buffers()]
-        self._gradients: list[Tensor] = []
-        self._after: list[Tensor] = []
-
-    def difference(self, contender: Contender) -> str:
-        """In words. The first contender to come is what the others are compared with."""
-        self._load.model.zero_grad(set_to_none=True)
-        for buffer, before in zip(self._load.model.buffers(), self._before, strict=True):
-            buffer.copy_(before)
-        torch.manual_seed(SEED)
-        contender.train()
-        gradients = [p.grad for p in self._load.model.parameters() if p.grad is not None]
-        if not self._gradients:
-            self._gradients = gradients
-            self._after = [buffer.clone() for buffer in self._load.model.buffers()]
-            return "the reference"
-        after = zip(self._load.model.buffers(), self._after, strict=True)
-        moved = "" if all(torch.equal(a, b) for a, b in after) else "; other running statistics"
-        return relative_difference(gradients, self._gradients) + moved
-
-
-def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> str:
-    pairs = list(zip(gradients, reference, strict=True))
-    if all(torch.equal(a, b) for a, b in pairs):
-        return "same bits"
-    apart = sum(float((a - b).double().square().sum()) for a, b in pairs)
-    size = sum(float(b.double().square().sum()) for _, b in pairs)
-    return f"{(apart / size) ** 0.5:.1e}"
-
-
-def compare(setting: Setting, families: Sequence[str], rounds: int, *, small: bool) -> list[Entry]:
-    load = setting.load(small=small)
-    reference = Reference(load)
-    with uncounted_mappings() as mappings:
-        entries = list(prepare_all(load, families, reference, mappings))
-    del reference
-    race(load, entries, rounds)
-    torch._dynamo.reset()  # the next network starts without this one's compiled code
-    return entries
-
-
-def prepare_all(load: Workload, families: Sequence[str], reference: Reference, mappings: Mappings) -> Iterator[Entry]:
-    """Eager ones first: their peaks are vdnn's budgets. Of vdnn's equal plans, one is measured."""
-    peaks: dict[str, int] = {}
-    known: dict[Hashable, Entry] = {}
-    for contender in eager_contenders(load):
-        if contender.family in families:
-            entry = prepared(load, contender, reference, mappings, known)
-            if entry.memory is not None:
-                peaks[entry.name] = entry.memory.peak_nbytes
-            yield entry
-    for family in families:
-        contenders: Iterator[Contender] = iter(())
-        if family in COMPILED_FAMILIES:
-            contenders = compiled_contenders(load, family)
-        if family in OUR_FAMILIES:
-            contenders = vdnn_contenders(load, family, peaks)
-        for contender in contenders:
-            yield prepared(load, contender, reference, mappings, known)
-
-
-def prepared(
-    load: Workload, contender: Contender, reference: Reference, mappings: Mappings, known: dict[Hashable, Entry]
-) -> Entry:
-    """Compiled, warm, its gradients compared and its peak measured; or with the reason why not."""
-    entry = Entry(contender)
-    load.model.zero_grad(set_to_none=True)
-    before_nbytes = live_nbytes()
-    try:
-        begin = time.perf_counter()
-        timed(load, contender)
-        entry.ready_s = time.perf_counter() - begin
-        plans = contender.plans()
-        entry.twin = known.setdefault(tuple(map(program_of, plans)), entry) if plans else None
-        if entry.twin is entry or entry.twin is None:
-            entry.twin = None
-            measure(entry, load, reference, mappings, before_nbytes)
-    except Exception as failure:  # whatever stops a contender is a finding about it
-        entry.error = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
-    said = entry.error or f"ready in {entry.ready_s:.1f} s"
-    print(f"    {load.name}: {contender.name}: {said}", file=sys.stderr, flush=True)
-    return entry
-
-
-def measure(entry: Entry, load: Workload, reference: Reference, mappings: Mappings, before_nbytes: int) -> None:
-    for _ in range(WARM_UP - 1):
-        timed(load, entry.contender)
-    entry.difference = reference.difference(entry.contender)
-    load.model.zero_grad(set_to_none=True)
-    held_nbytes = max(live_nbytes() - before_nbytes, 0) if entry.contender.family != EAGER else 0
-    if entry.contender.uses_slower_tiers():
-        held_nbytes += mappings.resident_staging_nbytes()
-    entry.memory = step_memory(entry.contender.train, load, held_nbytes)
-
-
-def program_of(plan: Plan) -> Hashable:
-    """What makes two plans the same program: the ops, what is done with each storage, and how each op is computed."""
-    ops = tuple((op.name, op.target) for op in plan.problem.graph.ops)
-    decisions = tuple(repr(replace(decision, reason="")) for decision in plan.decisions)
-    return ops, decisions, tuple(sorted((step, plan.costs[step].variant) for step in plan.variants))
-
-
-def race(load: Workload, entries: Sequence[Entry], rounds: int) -> None:
-    """Steps of everybody who is ready, round by round. What exists by now is no longer the garbage collector's
-    business: looking through all those graphs takes it as long as a step, at moments of its own choosing."""
-    ready = [entry for entry in entries if entry.memory is not None]
-    gc.collect()
-    gc.freeze()
-    for number in range(rounds):
-        random.Random(number).shuffle(ready)
-        for entry in ready:
-            entry.seconds.append(timed(load, entry.contender))
-    gc.unfreeze()
-
-
-def timed(load: Workload, contender: Contender) -> float:
-    load.model.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
-    contender.train()
-    return time.perf_counter() - begin
 
 
 HEAD = ("", "measured peak", "/ eager", "step time", "/ eager", "fastest – slowest", "gradients", "ready in")
@@ -306,22 +128,23 @@ def within_rows(entries: Sequence[Entry]) -> Iterator[Sequence[str]]:
                 ]
 
 
-def tell(record: Record, title: str, entries: Sequence[Entry]) -> None:
+def tell(record: Record, title: str, entries: Sequence[Entry]) -> list[Point]:
+    """The record of one network; its points, each plan once."""
     record.say(f"## {title}")
     record.table(HEAD, rows(entries))
-    points = [entry.point for entry in entries if entry.twin is None]
-    record.say(*verdicts([point for point in points if point is not None], OUR_FAMILIES))
+    points = [point for entry in entries if entry.twin is None and (point := entry.point) is not None]
+    record.say(*verdicts(points, OUR_FAMILIES))
     compared = list(within_rows(entries))
     if compared:
         record.say("", f"{STRATEGY} with an eager contender's measured peak for its budget:")
         record.table(WITHIN_HEAD, compared)
-    unseen = [entry for entry in entries if entry.memory is not None and entry.memory.unreleased_nbytes]
-    for entry in unseen:
-        assert entry.memory is not None
-        nbytes = format_nbytes(entry.memory.unreleased_nbytes)
-        record.say(f"- {entry.name}: {nbytes} of the recorded step were not seen to be released.")
+    for entry in entries:
+        if entry.memory is not None and entry.memory.unreleased_nbytes:
+            nbytes = format_nbytes(entry.memory.unreleased_nbytes)
+            record.say(f"- {entry.name}: {nbytes} of the recorded step were not seen to be released.")
     trials = (f"{e.name:44}" + "".join(f" {s:7.3f}" for s in e.seconds) for e in entries if e.seconds)
     record.say("", "Every trial, in seconds, in the order of the rounds:", "", "```text", *trials, "```", "")
+    return points
 
 
 HOW = (
@@ -341,7 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [setting.name for setting in SETTINGS]
     parser.add_argument("--networks", nargs="*", choices=names, default=names)
-    parser.add_argument("--contenders", nargs="*", choices=FAMILIES, default=FAMILIES, help="families of them")
+    parser.add_argument("--contenders", nargs="*", choices=FAMILIES, default=FAMILIES, help="families; eager always is")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", type=int, default=None)
     parser.add_argument("--image-size", type=int, default=None)
@@ -353,11 +176,9 @@ def main() -> None:
     if arguments.save:
         record.say(f"![peak against step time]({arguments.save.with_suffix('.svg').name})", "")
     for setting in (chosen(setting, arguments) for setting in SETTINGS if setting.name in arguments.networks):
-        entries = compare(setting, arguments.contenders, arguments.rounds, small=arguments.small)
         title = setting.heading(small=arguments.small)
-        tell(record, title, entries)
-        points = [entry.point for entry in entries if entry.twin is None]
-        panels[title] = [point for point in points if point is not None]
+        families = [family for family in FAMILIES if family in (EAGER, *arguments.contenders)]
+        panels[title] = tell(record, title, compare(setting.load(small=arguments.small), families, arguments.rounds))
         if arguments.save:  # after every network: an hour's work is not lost to whatever happens in the next
             record.save(arguments.save)
             arguments.save.with_suffix(".svg").write_text(picture(panels, f"medians of {arguments.rounds} rounds"))

@@ -34,6 +34,16 @@ def benchmark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Modul
 
 
 @pytest.fixture
+def measuring(benchmark: ModuleType) -> ModuleType:
+    return sys.modules["pareto_measure"]
+
+
+@pytest.fixture
+def contenders(benchmark: ModuleType) -> ModuleType:
+    return sys.modules["pareto_contenders"]
+
+
+@pytest.fixture
 def checkpointing(benchmark: ModuleType) -> ModuleType:
     return sys.modules["checkpointing"]
 
@@ -108,47 +118,45 @@ def test_of_a_mapping_the_pages_that_were_touched_are_resident(step_memory: Modu
     assert (before, step_memory.resident_nbytes(block)) == (0, mmap.PAGESIZE)
 
 
-def test_a_contender_that_fails_is_a_row_with_its_error(benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_contender_that_fails_is_a_row_with_its_error(
+    benchmark: ModuleType, measuring: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(load: Workload) -> Iterator[Any]:
         def train() -> torch.Tensor:
             raise RuntimeError("no such kernel\nand a long trace")
 
-        yield benchmark.Contender("eager", "eager", train)
+        yield measuring.Contender("eager", "eager", train)
 
-    monkeypatch.setattr(benchmark, "eager_contenders", broken)
-    entries = benchmark.compare(setting(benchmark, "vit"), ["eager"], rounds=1, small=True)
+    monkeypatch.setattr(measuring, "eager_contenders", broken)
+    entries = measuring.compare(models.load("vit", 4, small=True), ["eager"], rounds=1)
     assert next(benchmark.rows(entries))[:2] == ["eager", "failed: RuntimeError: no such kernel"]
 
 
-def test_parts_of_a_batch_add_up_to_the_gradients_of_the_whole(benchmark: ModuleType) -> None:
+def test_parts_of_a_batch_add_up_to_the_gradients_of_the_whole(measuring: ModuleType, contenders: ModuleType) -> None:
     load = models.load("unet", 4, small=True)
     for module in load.model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
     whole = gradients(load, load.step)
     load.model.zero_grad(set_to_none=True)
-    sys.modules["pareto_contenders"].train_in_parts(load, 4)
+    contenders.train_in_parts(load, 4)
     parts = [parameter.grad for parameter in load.model.parameters()]
-    assert float(benchmark.relative_difference(parts, whole)) < 1e-4
+    assert float(measuring.relative_difference(parts, whole)) < 1e-4
 
 
-def test_batch_normalization_makes_accumulation_another_computation(benchmark: ModuleType) -> None:
+def test_batch_normalization_makes_accumulation_another_computation(contenders: ModuleType) -> None:
     kinds = {}
     for network in ("resnet50", "vgg16"):
         load = models.load(network, 4, small=True)
-        kinds[network] = {c.is_same_step for c in sys.modules["pareto_contenders"].accumulated(load)}
+        kinds[network] = {c.is_same_step for c in contenders.accumulated(load)}
     assert kinds == {"resnet50": {False}, "vgg16": {True}}
 
 
-def test_a_round_measures_every_eager_contender_beside_eager(benchmark: ModuleType) -> None:
+def test_a_round_measures_every_eager_contender_beside_eager(measuring: ModuleType) -> None:
     families = ["eager", "checkpoint", "accumulation"]
-    entries = benchmark.compare(setting(benchmark, "resnet50"), families, rounds=2, small=True)
+    entries = measuring.compare(models.load("resnet50", 4, small=True), families, rounds=2)
     assert [entry.error for entry in entries] == [""] * 6
     assert {len(entry.seconds) for entry in entries} == {2}
     by_name = {entry.name: entry for entry in entries}
     assert by_name["checkpoint per block"].difference == "same bits; other running statistics"
     assert by_name["checkpoint per block"].point.peak_nbytes < by_name["eager"].point.peak_nbytes
-
-
-def setting(benchmark: ModuleType, name: str) -> Any:
-    return next(setting for setting in benchmark.SETTINGS if setting.name == name)

@@ -1,0 +1,197 @@
+"""One network of `benchmarks/pareto.py`: everybody made ready, compared, weighed and timed.
+
+Enters: a workload and the families that take part. Leaves: an `Entry` per contender. First each is compiled and warm,
+its gradients are compared with eager's and one of its steps is recorded for its peak; then all take turns, and only
+their times are taken. What stops a contender is written down, and the others go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from pareto_contenders import (
+    COMPILED_FAMILIES,
+    OUR_FAMILIES,
+    Contender,
+    compiled_contenders,
+    eager_contenders,
+    vdnn_contenders,
+)
+from pareto_verdict import Point
+from step_memory import Mappings, StepMemory, live_nbytes, step_memory, uncounted_mappings
+from torch import Tensor
+
+from vdnn.models.spec import Workload
+from vdnn.plan.plan import Plan
+
+WARM_UP = 2  # the first step compiles, and vdnn watches it; in the second, memory pools fill
+SEED = 7  # of the step whose gradients are compared
+
+
+@dataclass
+class Entry:
+    """A contender and what was measured of it. `twin` is an earlier one that turned out to run the same plan."""
+
+    contender: Contender
+    memory: StepMemory | None = None
+    difference: str = ""
+    ready_s: float = 0.0
+    error: str = ""
+    twin: Entry | None = None
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.contender.name
+
+    @property
+    def measured(self) -> Entry:
+        return self if self.twin is None else self.twin
+
+    @property
+    def point(self) -> Point | None:
+        """None for who failed."""
+        found, contender = self.measured, self.contender
+        if found.memory is None or not found.seconds:
+            return None
+        nbytes = found.memory.peak_nbytes
+        return Point(contender.name, contender.family, nbytes, tuple(found.seconds), contender.is_same_step)
+
+
+class Reference:
+    """Gradients and buffers of eager's step with a fixed seed: what everybody's are compared with."""
+
+    def __init__(self, load: Workload) -> None:
+        self._load = load
+        self._before = [buffer.clone() for buffer in load.model.buffers()]
+        self._gradients: list[Tensor] = []
+        self._after: list[Tensor] = []
+
+    def difference(self, contender: Contender) -> str:
+        """In words. The first contender to come is what the others are compared with."""
+        self._load.model.zero_grad(set_to_none=True)
+        for buffer, before in zip(self._load.model.buffers(), self._before, strict=True):
+            buffer.copy_(before)
+        torch.manual_seed(SEED)
+        contender.train()
+        gradients = [p.grad for p in self._load.model.parameters() if p.grad is not None]
+        if not self._gradients:
+            self._gradients = gradients
+            self._after = [buffer.clone() for buffer in self._load.model.buffers()]
+            return "the reference"
+        after = zip(self._load.model.buffers(), self._after, strict=True)
+        moved = "" if all(torch.equal(a, b) for a, b in after) else "; other running statistics"
+        return relative_difference(gradients, self._gradients) + moved
+
+
+def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> str:
+    pairs = list(zip(gradients, reference, strict=True))
+    if all(torch.equal(a, b) for a, b in pairs):
+        return "same bits"
+    apart = sum(float((a - b).double().square().sum()) for a, b in pairs)
+    size = sum(float(b.double().square().sum()) for _, b in pairs)
+    return f"{(apart / size) ** 0.5:.1e}"
+
+
+def compare(load: Workload, families: Sequence[str], rounds: int) -> list[Entry]:
+    """Everybody of these families on one workload."""
+    reference = Reference(load)
+    with uncounted_mappings() as mappings:
+        entries = list(prepare_all(load, families, reference, mappings))
+    del reference
+    race(load, entries, rounds)
+    torch._dynamo.reset()  # the next network starts without this one's compiled code
+    return entries
+
+
+def prepare_all(load: Workload, families: Sequence[str], reference: Reference, mappings: Mappings) -> Iterator[Entry]:
+    """Eager ones first: their peaks are vdnn's budgets. Of vdnn's equal plans, one is measured."""
+    peaks: dict[str, int] = {}
+    known: dict[Hashable, Entry] = {}
+    for contender in eager_contenders(load):
+        if contender.family in families:
+            entry = prepared(load, contender, reference, mappings, known)
+            if entry.memory is not None:
+                peaks[entry.name] = entry.memory.peak_nbytes
+            yield entry
+    for family in families:
+        contenders: Iterator[Contender] = iter(())
+        if family in COMPILED_FAMILIES:
+            contenders = compiled_contenders(load, family)
+        if family in OUR_FAMILIES:
+            contenders = vdnn_contenders(load, family, peaks)
+        for contender in contenders:
+            yield prepared(load, contender, reference, mappings, known)
+
+
+def prepared(
+    load: Workload, contender: Contender, reference: Reference, mappings: Mappings, known: dict[Hashable, Entry]
+) -> Entry:
+    """Compiled, warm, its gradients compared and its peak measured; or with the reason why not."""
+    entry = Entry(contender)
+    load.model.zero_grad(set_to_none=True)
+    before_nbytes = live_nbytes()
+    try:
+        begin = time.perf_counter()
+        timed(load, contender)
+        entry.ready_s = time.perf_counter() - begin
+        first = known.setdefault(identity(contender), entry)
+        if first is entry:
+            measure(entry, load, reference, mappings, before_nbytes)
+        else:
+            entry.twin = first
+    except Exception as failure:  # whatever stops a contender is a finding about it
+        entry.error = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
+    said = entry.error or f"ready in {entry.ready_s:.1f} s"
+    print(f"    {load.name}: {contender.name}: {said}", file=sys.stderr, flush=True)
+    return entry
+
+
+def measure(entry: Entry, load: Workload, reference: Reference, mappings: Mappings, before_nbytes: int) -> None:
+    for _ in range(WARM_UP - 1):
+        timed(load, entry.contender)
+    load.model.zero_grad(set_to_none=True)
+    held_nbytes = max(live_nbytes() - before_nbytes, 0)
+    if entry.contender.uses_slower_tiers():
+        held_nbytes += mappings.resident_staging_nbytes()
+    entry.difference = reference.difference(entry.contender)
+    entry.memory = step_memory(entry.contender.train, load, held_nbytes)
+
+
+def identity(contender: Contender) -> Hashable:
+    """Equal for vdnn contenders that run the same programs; everybody else is unlike anybody."""
+    plans = contender.plans()
+    return tuple(map(program_of, plans)) if plans else contender.name
+
+
+def program_of(plan: Plan) -> Hashable:
+    """What makes two plans the same program: the ops, what is done with each storage, and how each op is computed."""
+    ops = tuple((op.name, op.target) for op in plan.problem.graph.ops)
+    decisions = tuple(repr(replace(decision, reason="")) for decision in plan.decisions)
+    return ops, decisions, tuple(sorted((step, plan.costs[step].variant) for step in plan.variants))
+
+
+def race(load: Workload, entries: Sequence[Entry], rounds: int) -> None:
+    """Steps of everybody who is ready, round by round. What exists by now is no longer the garbage collector's
+    business: looking through all those graphs takes it as long as a step, at moments of its own choosing."""
+    ready = [entry for entry in entries if entry.memory is not None]
+    gc.collect()
+    gc.freeze()
+    for number in range(rounds):
+        random.Random(number).shuffle(ready)
+        for entry in ready:
+            entry.seconds.append(timed(load, entry.contender))
+    gc.unfreeze()
+
+
+def timed(load: Workload, contender: Contender) -> float:
+    load.model.zero_grad(set_to_none=True)
+    begin = time.perf_counter()
+    contender.train()
+    return time.perf_counter() - begin
