@@ -1,8 +1,8 @@
-"""The plan as an annotated program, storage by storage: what golden tests compare. `vdnn explain` tells it by instruction.
+"""The plan as an annotated program, storage by storage: what golden tests compare.
 
 Enters: a plan. Leaves: text with a header and one line per thing an op makes: where it stands in the model, what it is,
 its size, what happens to it and why. The step that reaches the peak is marked. The reasons are the decisions' own;
-nothing is made up here.
+nothing is made up here. `explained.py` tells the same plan instruction by instruction.
 """
 
 from __future__ import annotations
