@@ -1,0 +1,91 @@
+"""Gradient accumulation: forward and backward of one chunk of the batch, then of the next.
+
+Enters: a joint graph, as it was traced, of a step that returns one scalar loss. Leaves: a joint graph with the same
+inputs and outputs whose forward runs every chunk through forward and backward and adds gradients up, and whose backward
+multiplies them by the gradient of the loss that arrives. This is `for part in batch.chunk(k): loss(part).backward()`,
+found by itself.
+
+The one idea: the gradient of a scalar is linear in the gradient that arrives, so it can be computed for 1 before that
+is known. Feature maps then live for one chunk's time. Sums of gradients have other last bits than in one piece; the
+product is exact for 1 and every power of two. What forward saved is never written to: backward may run twice.
+
+Not for networks that mix samples, such as those with BatchNorm in training: there is no such program for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from vdnn.capture.forms.analysis import Analysis
+from vdnn.capture.forms.calls import Caller
+from vdnn.capture.forms.chunked import Network, sample_nbytes, splittable
+from vdnn.capture.forms.stretches import Choice, Program, Stretch, schedule, writes_input
+from vdnn.capture.information import op_name
+from vdnn.capture.nodes import is_tangent, set_phase, tensor_of
+from vdnn.ir import Phase
+
+aten = torch.ops.aten
+
+_SMALL_SHARE = 1 / 8
+"""Rows of log-probabilities up to this share of the largest step are kept for all chunks, so that the loss is one sum
+with the bits it has in one piece. In language models they are the largest tensor there is."""
+
+_CROSS_ENTROPIES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
+
+
+def can_accumulate(network: Network) -> bool:
+    """One scalar loss, and nothing between its first op and its last gradient that needs all samples at once."""
+    tangents = [node for node in network.joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
+    if len(tangents) != 1 or tensor_of(tangents[0]).shape != ():  # type: ignore[union-attr]
+        return False
+    _, program = _program(network.analysis)
+    return sum(isinstance(item, Stretch) for item in program) == 1
+
+
+def accumulate(network: Network, parts: int, num_forward_outputs: int) -> fx.GraphModule:
+    joint = network.written(_program, parts).finish(network.joint)
+    for node in joint.graph.nodes:
+        if node.op == "call_function":
+            set_phase(node, Phase.FORWARD)
+    (tangent,) = [node for node in joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
+    _start_from_one(joint.graph, tangent)
+    _multiply_gradients(joint.graph, tangent, num_forward_outputs)
+    return joint
+
+
+def _program(analysis: Analysis) -> tuple[Choice, Program]:
+    """All ops in one go. Updates of inputs come last: until then everybody reads what was there before."""
+    kept_whole = set(_small_losses(analysis))
+    choice = Choice(analysis, {op for op in splittable(analysis) if op not in kept_whole})
+    return choice, schedule(choice, sorted(analysis.ops, key=writes_input))
+
+
+def _small_losses(analysis: Analysis) -> list[fx.Node]:
+    largest = max((sample_nbytes(analysis, op) for op in analysis.ops), default=0)
+    losses = [op for op in splittable(analysis) if op_name(op) in _CROSS_ENTROPIES]
+    return [op for op in losses if sample_nbytes(analysis, op) <= _SMALL_SHARE * largest]
+
+
+def _start_from_one(graph: fx.Graph, tangent: fx.Node) -> None:
+    tensor = tensor_of(tangent)
+    assert tensor is not None, f"{tangent} is no tensor"
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        one = Caller(graph, graph).call(tangent, aten.ones.default, [], dtype=tensor.dtype, device=tensor.device)
+    set_phase(one, Phase.FORWARD)
+    tangent.replace_all_uses_with(one)
+
+
+def _multiply_gradients(graph: fx.Graph, tangent: fx.Node, num_forward_outputs: int) -> None:
+    output = graph.output_node()
+    outputs: Any = output.args[0]
+    caller, products = Caller(graph, graph), {}
+    with graph.inserting_before(output):
+        for gradient in dict.fromkeys(node for node in outputs[num_forward_outputs:] if isinstance(node, fx.Node)):
+            products[gradient] = caller.call(gradient, aten.mul.Tensor, gradient, tangent)
+            set_phase(products[gradient], Phase.BACKWARD)
+    gradients = [products.get(node, node) for node in outputs[num_forward_outputs:]]
+    output.args = (type(outputs)([*outputs[:num_forward_outputs], *gradients]),)

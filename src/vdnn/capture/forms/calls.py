@@ -1,0 +1,51 @@
+"""Calls written into a copy of a joint graph.
+
+Enters: a joint graph. Leaves: a copy of it, and new calls in that copy, each with the fake tensors that the tracer would
+have seen it return. The one idea: what a call returns is found by running it on fake tensors, never worked out by hand,
+so shapes, strides and aliases of a rewritten graph are PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+from vdnn.capture.nodes import copy_meta, fake_mode_of, set_value, value_of
+
+
+def copy_of(joint: fx.GraphModule) -> fx.GraphModule:
+    """The same graph over the same constants. Nodes are new, the fake tensors they carry are shared."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    for node in joint.graph.nodes:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+    return fx.GraphModule(joint, graph)
+
+
+class Caller:
+    """Writes calls into a graph. `like` names the node that a call stands for: its phase and its module are the
+    call's."""
+
+    def __init__(self, graph: fx.Graph, traced: fx.Graph) -> None:
+        self.graph = graph
+        self._mode = fake_mode_of(traced)
+
+    def call(self, like: fx.Node, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", target, args, kwargs, name)
+        copy_meta(like, node)
+        set_value(node, self._run(target, args, kwargs))
+        return node
+
+    def getitem(self, source: fx.Node, position: int, like: fx.Node, name: str | None = None) -> fx.Node:
+        node = self.graph.create_node("call_function", operator.getitem, (source, position), {}, name)
+        copy_meta(like, node)
+        set_value(node, value_of(source)[position])
+        return node
+
+    def _run(self, target: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = fx.map_arg((args, kwargs), value_of)
+        with self._mode, torch.no_grad():
+            return target(*args, **kwargs)

@@ -1,0 +1,96 @@
+"""Steps in chunks of the batch: those that are largest, or all of them.
+
+Enters: a joint graph as it was traced. Leaves: a joint graph with the same inputs and outputs, forward and backward
+still apart, in which the chosen ops run once per chunk. The one idea: what bounds every plan is the largest step
+(SuperNeurons, PPoPP 2018, section 3.2), and a step on a k-th of the batch is a k-th of it. The rest of the network, whose
+maps are small, stays at the full batch and its speed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import torch
+from torch import fx
+
+from vdnn.capture.forms.analysis import Analysis
+from vdnn.capture.forms.prepare import Prepared
+from vdnn.capture.forms.stretches import Choice, Program, schedule
+from vdnn.capture.forms.writer import CannotSplit, PartsWriter, bounds_of
+from vdnn.capture.lower import InputInfo
+from vdnn.capture.nodes import phase_of, storage_key, tensor_of, tensors_of
+from vdnn.capture.traits import named_arguments, needs_of
+from vdnn.ir import Need, Phase
+
+Chooser = Callable[[Analysis], Collection[fx.Node]]
+
+
+class Network:
+    """A prepared joint graph with its analysis. Ops that turn out not to run in parts are barred from then on."""
+
+    def __init__(self, prepared: Prepared, batch: int, plain: Sequence[InputInfo]) -> None:
+        self.joint, self.batch, self._plain = prepared.joint, batch, plain
+        self._barred = set(prepared.counting)
+        self.analysis = self._analysis()
+
+    def _analysis(self) -> Analysis:
+        return Analysis(self.joint.graph, self.batch, self._plain, set(self._barred))
+
+    def written(self, program_of: Callable[[Analysis], tuple[Choice, Program]], parts: int) -> PartsWriter:
+        """The program, written for so many parts. Every try bars one more op, so it ends."""
+        while True:
+            choice, program = program_of(self.analysis)
+            try:
+                return PartsWriter(choice, program, bounds_of(self.batch, parts))
+            except CannotSplit as finding:
+                self._barred.add(finding.op)
+                self.analysis = self._analysis()
+
+    def in_chunks(self, choose: Chooser, parts: int) -> fx.GraphModule:
+        """The chosen ops in chunks, forward first and then backward."""
+
+        def program_of(analysis: Analysis) -> tuple[Choice, Program]:
+            choice = Choice(analysis, choose(analysis))
+            return choice, schedule(choice, *_phases(analysis.ops))
+
+        return self.written(program_of, parts).finish(self.joint)
+
+
+def _phases(ops: Iterable[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
+    forward = [op for op in ops if phase_of(op) is not Phase.BACKWARD]
+    return forward, [op for op in ops if phase_of(op) is Phase.BACKWARD]
+
+
+def splittable(analysis: Analysis) -> list[fx.Node]:
+    return [op for op in analysis.ops if op in analysis.splits]
+
+
+def large_steps(analysis: Analysis, share: float) -> list[fx.Node]:
+    """Ops that handle more than this share of what the largest one does, counted in bytes of samples."""
+    nbytes = {op: sample_nbytes(analysis, op) for op in analysis.ops}
+    largest = max(nbytes.values(), default=0)
+    return [op for op in splittable(analysis) if nbytes[op] > share * largest]
+
+
+def sample_nbytes(analysis: Analysis, op: fx.Node) -> int:
+    """Bytes of what an op reads and writes, as far as it grows with the batch."""
+    read = [tensor_of(source) for source in _used(op) if source in analysis.rows]
+    results = analysis.results.get(op, ())
+    written = [tensor for tensor, rows in zip(tensors_of(op), results, strict=False) if rows is not None]
+    storages = {storage_key(tensor): tensor for tensor in (*read, *written) if tensor is not None}
+    return sum(_nbytes(tensor) for tensor in storages.values())
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _used(op: fx.Node) -> list[fx.Node]:
+    """Arguments of which more is read than the shape."""
+    if not isinstance(op.target, torch._ops.OpOverload):
+        return list(op.all_input_nodes)
+    arguments = named_arguments(op.target, op.args, op.kwargs)
+    unread = {name for name, need in needs_of(op.target, arguments).items() if need in (Need.SHAPE, Need.NOTHING)}
+    used: list[fx.Node] = []
+    fx.map_arg([value for name, value in arguments.items() if name not in unread], used.append)
+    return used

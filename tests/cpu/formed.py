@@ -1,0 +1,88 @@
+"""Train a step in another form than the traced one, and look at that form without running it.
+
+Enters: a step, the name of a form, and options of `virtualize`. Leaves: the virtualized step, or the lowered graph of
+the form. The rest of vdnn is as it is: the form takes the place of the joint graph where AOTAutograd hands it over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from equivalence import virtualize
+from torch import Tensor, fx, nn
+
+import vdnn.front_ends
+from vdnn.capture.export import export_joint, fake_step
+from vdnn.capture.forms import forms
+from vdnn.capture.inputs import describe_inputs
+from vdnn.capture.lower import lower
+from vdnn.capture.nodes import count_forward_outputs
+from vdnn.capture.owned import as_module
+from vdnn.capture.tidy import tidy
+from vdnn.compiler import JointCompiler, compile_joint
+from vdnn.cost.roofline import roofline
+from vdnn.hardware.presets import preset
+from vdnn.ir import Graph
+from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.problem import Problem
+
+
+@dataclass
+class FormCompiler(JointCompiler):
+    """Compiles the named form of what it is given."""
+
+    form: str = ""
+
+    def partition(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
+        offered = {form.name: form for form in forms(joint, num_fwd_outputs, exact=False, plain=self.plain)}
+        made = offered[self.form].make()
+        forward, backward, self.executor = compile_joint(made, num_fwd_outputs, self.plain, self.session)
+        return forward, backward
+
+
+def in_form(monkeypatch: pytest.MonkeyPatch, form: str, step: Callable[..., Any], args: Any, **options: Any) -> Any:
+    """The step, virtualized ahead of time in the named form."""
+    with monkeypatch.context() as patched:
+        patched.setattr(vdnn.front_ends, "JointCompiler", partial(FormCompiler, form=form))
+        return virtualize(step, sample=args, **options)
+
+
+@contextlib.contextmanager
+def joint_of(step: Callable[..., Any], args: tuple[Tensor, ...]) -> Iterator[fx.GraphModule]:
+    """The traced joint graph of a step, on fake tensors."""
+    module = as_module(step)
+    with contextlib.ExitStack() as stack:
+        fake_args, fake_kwargs = stack.enter_context(fake_step(module, args, {}))
+        yield export_joint(stack, module, fake_args, fake_kwargs, exact=False).graph_module
+
+
+def lowered(joint: fx.GraphModule, num_forward_outputs: int) -> Graph:
+    tidy(joint)
+    return lower(joint, describe_inputs(joint.graph, ()), num_forward_outputs).graph
+
+
+def graphs_of_forms(step: Callable[..., Any], args: tuple[Tensor, ...], *, exact: bool = False) -> dict[str, Graph]:
+    """Every form by name, and the traced one as "traced"."""
+    with joint_of(step, args) as joint:
+        count = count_forward_outputs(joint.graph)
+        offered = forms(joint, count, exact=exact)
+        graphs = {"traced": lowered(joint, count)}
+        return graphs | {form.name: lowered(form.make(), count) for form in offered}
+
+
+def least_nbytes(graph: Graph) -> int:
+    """The smallest budget that offloading can keep to."""
+    hardware = preset("titan-x")
+    return minimum_budget(Problem(graph, roofline(graph, hardware), hardware))[0]
+
+
+def meta_step(build: Callable[[], nn.Module], loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    with torch.device("meta"):
+        model = build()
+    return lambda *args: loss(model, *args)
