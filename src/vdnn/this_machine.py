@@ -1,4 +1,4 @@
-"""This machine, with its disk measured through the very transfers that training uses.
+"""This machine, with its disk and its codecs measured through the very code that training uses.
 
 Leaves: a `Hardware`, or the `Measurements` behind it. The one idea: `hardware/` knows how to measure and must not know
 the runtime, so the two meet here.
@@ -10,20 +10,21 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vdnn.codec_trials import codec_speeds
 from vdnn.hardware import detect
 from vdnn.hardware.device import Hardware
-from vdnn.hardware.measure import THOROUGH, Measurements, TrialSizes, measure_machine
+from vdnn.hardware.measure import THOROUGH, Instruments, Measurements, TrialSizes, measure_machine
 from vdnn.runtime.tiers.disk import DiskRoom
 from vdnn.runtime.transfers.threads import ThreadTransfers
 
 
 def this_machine(*, refresh: bool = False) -> Hardware:
     """Remembered, or measured now."""
-    return detect.this_machine(disk_transfers, refresh=refresh)
+    return detect.this_machine(INSTRUMENTS, refresh=refresh)
 
 
 def measure_this_machine(directory: str | os.PathLike[str], sizes: TrialSizes = THOROUGH) -> Measurements:
-    return measure_machine(directory, sizes, disk_transfers)
+    return measure_machine(directory, sizes, INSTRUMENTS)
 
 
 @contextmanager
@@ -34,3 +35,6 @@ def disk_transfers(directory: str | os.PathLike[str]) -> Iterator[ThreadTransfer
         yield transfers
     finally:
         transfers.close()
+
+
+INSTRUMENTS = Instruments(disk_transfers, codec_speeds)

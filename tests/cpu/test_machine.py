@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -38,12 +39,14 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("VDNN_DISK_DIR", str(tmp_path))
     monkeypatch.setattr(detect, "QUICK", TINY)
+    monkeypatch.setattr(detect, "share_now", lambda: 1.0)  # tests run side by side: nobody measures a second time
     return tmp_path
 
 
 def test_every_rate_is_positive(measurements: Measurements):
     rates = {name: value for name, value in measurements.to_json().items() if name.endswith(("_per_s", "_s", "nbytes"))}
     assert len(rates) == 6
+    assert all(codec.encode_bytes_per_s > 0 and codec.decode_bytes_per_s > 0 for codec in measurements.codecs)
     assert all(rate > 0 for rate in rates.values())
 
 
@@ -142,6 +145,25 @@ def test_another_number_of_threads_is_another_machine(own_folders: Path, monkeyp
     monkeypatch.setenv("VDNN_DISK_DIR", str(own_folders))
     monkeypatch.setattr(detect, "QUICK", None)  # measuring would fail
     assert this_machine() == first
+
+
+def measured_with(others_share: float) -> Measurements:
+    return replace(measure_machine(None, TINY), others_share=others_share)
+
+
+def test_speeds_of_a_busy_moment_are_measured_again_in_a_quiet_one(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+    shares = iter([0.8, 0.02])
+    monkeypatch.setattr(detect, "_measure", lambda _: measured_with(next(shares)))
+    monkeypatch.setattr(detect, "share_now", lambda: 0.0)
+    first, second, third = this_machine(), this_machine(), this_machine()
+    assert second != first
+    assert third == second
+
+
+def test_a_busy_moment_keeps_what_is_remembered(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(detect, "_measure", lambda _: measured_with(0.8))
+    monkeypatch.setattr(detect, "share_now", lambda: 0.9)
+    assert this_machine() == this_machine()
 
 
 def test_a_refresh_measures_again(own_folders: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 
 from pure import graphs
 from pure.graphs import DEVICE, HOST
-from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.codecs import codec_for
+from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
+from vdnn.ir import Role, Storage
 from vdnn.plan.actions import Offload
+from vdnn.plan.codec_time import codec_seconds
 from vdnn.plan.drag import Drag
 from vdnn.plan.plan import Plan
 from vdnn.plan.serialize import from_json, to_json
@@ -105,6 +108,23 @@ def test_drag_is_compute_time_and_no_stall() -> None:
     assert (timeline.lanes[COMPUTE].busy_s, timeline.stall_s) == (10 + 1, 0)
 
 
-def test_a_saved_plan_keeps_the_drag_of_its_links() -> None:
-    plan = offloading(0.25)
+def test_a_saved_plan_keeps_what_was_measured_of_its_machine() -> None:
+    codecs = (CodecSpeed("sign-mask", 4e9, 2e9, 1e-5, 2e-5),)
+    posed = offloading(0.25).problem
+    plan = Plan(replace(posed, hardware=replace(posed.hardware, codecs=codecs)), "test")
     assert from_json(to_json(plan)).problem.hardware == plan.problem.hardware
+
+
+def encoding_s(codecs: tuple[CodecSpeed, ...]) -> tuple[float, float]:
+    """Seconds to write a sign mask of 800 bytes and to read it, on a machine of 100 bytes per second."""
+    hardware = Hardware("testbench", 1.0, 100.0, (Tier(DEVICE),), codecs=codecs)
+    storage = Storage("map", 800, Role.FEATURE_MAP, "float32", ())
+    return codec_seconds(hardware, "sign-mask", codec_for("sign-mask", storage, (0, 0.0, 0.0, 1.0, 0.0)))
+
+
+def test_a_codec_takes_what_was_measured() -> None:
+    assert encoding_s((CodecSpeed("sign-mask", 400.0, 200.0, 0.5, 0.25),)) == (2.5, 4.25)
+
+
+def test_a_codec_nobody_measured_is_as_fast_as_memory() -> None:
+    assert encoding_s((CodecSpeed("sparse", 1.0, 1.0),)) == (8.25, 8.25)

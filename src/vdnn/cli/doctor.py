@@ -16,6 +16,7 @@ from vdnn.cli.options import Debug, Json
 from vdnn.units import format_nbytes
 
 if TYPE_CHECKING:
+    from vdnn.hardware.device import CodecSpeed
     from vdnn.hardware.measure import Measurements
 
 Directory = Annotated[
@@ -77,7 +78,12 @@ def _rows(measured: Measurements) -> list[tuple[str, str]]:
                 ("  and before its first byte", f"{beside.latency_s * 1e6:.0f} us"),
                 ("  compute lost while it runs", f"{beside.drag:.0%}"),
             ]
-    return rows
+    rows += [(f"{codec.name}, encode and decode", _both(codec)) for codec in measured.codecs]
+    return [*rows, ("taken by other processes meanwhile", f"{measured.others_share:.0%} of the cores")]
+
+
+def _both(codec: CodecSpeed) -> str:
+    return f"{codec.encode_bytes_per_s / 1e9:.2f} and {_bandwidth(codec.decode_bytes_per_s)}"
 
 
 def _flops(flops_per_s: float) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
 from time import perf_counter
 
 import torch
@@ -26,6 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from vdnn.cost.cache import CostCache
 from vdnn.cost.op_memory import workspace_nbytes
+from vdnn.cost.stopwatch import Lap, Run, lap, typical_s
 from vdnn.cost.table import CostTable, OpCost
 
 log = logging.getLogger(__name__)
@@ -36,8 +36,6 @@ SECONDS_PER_OP = 0.5  # timed runs of one op stop here: ops of 100 ms run 5 time
 REPEATS_OF_VARIANTS = 3  # there are several of each op: a third of the repeats keeps measuring as long as it was
 WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
 FREE = OpCost(0.0, 0, "free")
-
-Run = Callable[[], object]
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -144,7 +142,7 @@ def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
         workspace = workspace_nbytes(run)
         first_s = perf_counter() - begin
         is_worse = workspace >= given.workspace_nbytes and first_s > given.seconds
-        seconds = first_s if is_worse or first_s >= LONG_OP_S else median_s(run, REPEATS_OF_VARIANTS)
+        seconds = first_s if is_worse or first_s >= LONG_OP_S else run_s(run, REPEATS_OF_VARIANTS)
         return OpCost(seconds, workspace, "measured", exact=exact)
     except Exception as error:
         error.add_note(f"while measuring what {key} costs")
@@ -174,17 +172,15 @@ def measure_one(call: OpCall, repeats: int = REPEATS) -> OpCost:
         if first_s >= LONG_OP_S:
             return OpCost(first_s, workspace, "measured")
         # The first call may also have made what the library keeps for good: the second is the one to believe.
-        return OpCost(median_s(run, repeats), workspace_nbytes(run), "measured")
+        return OpCost(run_s(run, repeats), workspace_nbytes(run), "measured")
     except Exception as error:
         error.add_note(f"while measuring what {call.key} costs")
         raise
 
 
-def median_s(run: Callable[[], object], repeats: int) -> float:
-    """Outputs are freed inside the measured time, because every op's outputs are freed some time in a step."""
-    samples: list[float] = []
-    while not samples or (len(samples) < repeats and sum(samples) < SECONDS_PER_OP):
-        begin = perf_counter()
-        run()
-        samples.append(perf_counter() - begin)
-    return median(samples)
+def run_s(run: Run, repeats: int) -> float:
+    """Of so many runs, or as many as the time allows: the middle of those that nobody disturbed."""
+    laps: list[Lap] = []
+    while not laps or (len(laps) < repeats and sum(one.seconds for one in laps) < SECONDS_PER_OP):
+        laps.append(lap(run))
+    return typical_s(laps)

@@ -47,8 +47,26 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class CodecSpeed:
+    """How fast the device encodes and decodes, in bytes of the whole storage, and what a call takes before its first
+    byte."""
+
+    name: str
+    encode_bytes_per_s: float
+    decode_bytes_per_s: float
+    encode_call_s: float = 0.0
+    decode_call_s: float = 0.0
+
+    def seconds(self, nbytes: int) -> tuple[float, float]:
+        """To encode and to decode."""
+        encode_s = self.encode_call_s + nbytes / self.encode_bytes_per_s
+        return encode_s, self.decode_call_s + nbytes / self.decode_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
-    """A device with its tiers, fastest first. `sources` says where each constant comes from."""
+    """A device with its tiers, fastest first. `sources` says where each constant comes from. `codecs` are those whose
+    speed is known; others are taken to be as fast as memory."""
 
     name: str
     flops_per_s: float
@@ -57,6 +75,7 @@ class Hardware:
     links: tuple[Link, ...] = ()
     launch_s: float = 0.0
     sources: tuple[tuple[str, str], ...] = ()
+    codecs: tuple[CodecSpeed, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.tiers:
@@ -77,6 +96,9 @@ class Hardware:
             if tier.name == name:
                 return tier
         raise ValueError(f"hardware {self.name!r} has no tier {name!r}: it has {[t.name for t in self.tiers]}")
+
+    def codec(self, name: str) -> CodecSpeed | None:
+        return next((codec for codec in self.codecs if codec.name == name), None)
 
     def link(self, source: str, target: str) -> Link:
         for link in self.links:

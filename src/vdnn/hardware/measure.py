@@ -16,9 +16,10 @@ from time import perf_counter
 from typing import Any
 
 from vdnn.hardware.beside import BesideCompute, OpenTransfers, measure_beside
-from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
 from vdnn.hardware.disk_speed import DiskSpeed, measure_disk
 from vdnn.hardware.machine import cpu_model, num_cores, ram_nbytes
+from vdnn.hardware.neighbours import others_share
 from vdnn.units import MiB
 
 _TINY_CALLS = 200  # enough calls of a tiny op that reading the clock does not count
@@ -51,10 +52,19 @@ QUICK = TrialSizes(
 """For a first plan on a new machine: about three seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Instruments:
+    """What the layers above lend, so that what is measured is what they do."""
+
+    open_transfers: OpenTransfers
+    codec_speeds: Callable[[], tuple[CodecSpeed, ...]]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
     """Copy rates count each byte once, though a copy reads and writes it. `disk` is None if no directory was given;
-    `write` and `read` are the disk tier's copies beside compute, None if there were no transfers to measure."""
+    `write` and `read` are the disk tier's copies beside compute, None without instruments. `others_share` is what other
+    processes took of the cores meanwhile."""
 
     cpu: str
     num_cores: int
@@ -69,6 +79,8 @@ class Measurements:
     disk: DiskSpeed | None = None
     write: BesideCompute | None = None
     read: BesideCompute | None = None
+    codecs: tuple[CodecSpeed, ...] = ()
+    others_share: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -77,21 +89,23 @@ class Measurements:
     def from_json(cls, fields: Mapping[str, Any]) -> Measurements:
         made = {"disk": DiskSpeed, "write": BesideCompute, "read": BesideCompute}
         parts = {name: kind(**fields[name]) for name, kind in made.items() if fields[name] is not None}
-        return cls(**{**fields, **parts})
+        codecs = tuple(CodecSpeed(**codec) for codec in fields["codecs"])
+        return cls(**{**fields, **parts, "codecs": codecs})
 
 
 def measure_machine(
     directory: str | os.PathLike[str] | None = None,
     sizes: TrialSizes = THOROUGH,
-    open_transfers: OpenTransfers | None = None,
+    instruments: Instruments | None = None,
 ) -> Measurements:
     """Run every trial. A directory that cannot be used raises `InvalidInput` before anything is measured."""
+    share = others_share()
     disk = None if directory is None else measure_disk(directory, sizes.disk_nbytes)
     import torch
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         fresh, preallocated = _copy_rates(sizes)
-        write, read = (None, None) if directory is None else _beside(directory, sizes, open_transfers)
+        write, read = (None, None) if directory is None else _beside(directory, sizes, instruments)
         return Measurements(
             cpu=cpu_model(),
             num_cores=num_cores(),
@@ -106,16 +120,18 @@ def measure_machine(
             disk=disk,
             write=write,
             read=read,
+            codecs=() if instruments is None else instruments.codec_speeds(),
+            others_share=share(),
         )
 
 
 def _beside(
-    directory: str | os.PathLike[str], sizes: TrialSizes, open_transfers: OpenTransfers | None
+    directory: str | os.PathLike[str], sizes: TrialSizes, instruments: Instruments | None
 ) -> tuple[BesideCompute, BesideCompute] | tuple[None, None]:
-    if open_transfers is None:
+    if instruments is None:
         return None, None
     kernel = _convolution(sizes.conv_batch)[0]
-    with open_transfers(directory) as transfers:
+    with instruments.open_transfers(directory) as transfers:
         return measure_beside(transfers, "disk", kernel, seconds=sizes.beside_s, rounds=sizes.beside_rounds)
 
 
@@ -130,6 +146,7 @@ def hardware_from(measurements: Measurements) -> Hardware:
         ("memory_bandwidth_bytes_per_s", "measured: copy into fresh memory, bytes read plus bytes written"),
         ("launch_s", "measured: one addition of four elements"),
         ("device", "read: physical memory, or the container's limit"),
+        *([("codecs", "measured: every codec on two sizes")] if measurements.codecs else ()),
     ]
     if disk is not None:
         how = f"{'direct' if disk.is_direct else 'buffered'} I/O in {disk.directory}"
@@ -147,6 +164,7 @@ def hardware_from(measurements: Measurements) -> Hardware:
         links=_disk_links(measurements),
         launch_s=measurements.launch_s,
         sources=tuple(sources),
+        codecs=measurements.codecs,
     )
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import ForeignPlan
-from vdnn.hardware.device import Hardware, Link, Tier
+from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
 from vdnn.plan.actions import ACTIONS, Action, Decision
 from vdnn.plan.graph_json import Json, Words, graph_from_json, graph_to_json, table
 from vdnn.plan.plan import Plan
@@ -144,7 +144,7 @@ def hardware_to_json(hardware: Hardware) -> Json:
         "links": [_link_to_json(link) for link in hardware.links],
         "launch_s": hardware.launch_s,
         "sources": [list(source) for source in hardware.sources],
-    }
+    } | ({"codecs": [list(astuple(codec)) for codec in hardware.codecs]} if hardware.codecs else {})
 
 
 def _link_to_json(link: Link) -> list[Any]:
@@ -162,6 +162,7 @@ def _hardware_from_json(document: Json) -> Hardware:
         links=tuple(Link(*row) for row in document["links"]),
         launch_s=document["launch_s"],
         sources=tuple((what, where) for what, where in document["sources"]),
+        codecs=tuple(CodecSpeed(*row) for row in document.get("codecs", ())),
     )
 
 
