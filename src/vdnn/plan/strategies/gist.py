@@ -26,6 +26,7 @@ from vdnn.codecs.bool_mask import detail_of_alphabet
 from vdnn.errors import InvalidInput
 from vdnn.ir import Detail, Need, Storage
 from vdnn.plan.actions import Decision, Drop, Encode
+from vdnn.plan.codec_time import codec_seconds
 from vdnn.plan.information import Stash, stashes
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -74,10 +75,10 @@ def _decide(problem: Problem, stash: Stash) -> Decision | None:
     codec, name, reason = _shortest(problem, stash, storage)
     if codec is None or codec.nbytes >= storage.nbytes:
         return None
-    seconds = codec.traffic_nbytes / problem.hardware.memory_bandwidth_bytes_per_s
+    encode_s, decode_s = codec_seconds(problem.hardware, name, codec)
     direct = stash.reads_code and codec.has_fixed_size and codec.is_exact
     action = Encode(
-        name, codec.nbytes, stash.leave, stash.back, seconds, 0.0 if direct else seconds, codec.detail, direct
+        name, codec.nbytes, stash.leave, stash.back, encode_s, 0.0 if direct else decode_s, codec.detail, direct
     )
     return Decision(stash.storage, action, reason)
 
