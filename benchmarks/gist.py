@@ -35,74 +35,30 @@ from provenance import Record, provenance
 import vdnn
 from vdnn import models
 from vdnn.api import session_of
-from vdnn.ir import Role
 from vdnn.models.spec import Workload
-from vdnn.plan.actions import Encode
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.strategies import STRATEGIES, Strategy, gist, solve
-from vdnn.plan.timeline import ROLES, Timeline
+from vdnn.papers.gist_tables import (
+    BASE,
+    GISTS,
+    MACHINE,
+    NETWORKS,
+    PAPER_BATCH,
+    PUBLISHED,
+    Footprint,
+    Network,
+    footprint,
+    ratios,
+    with_only,
+)
+from vdnn.plan.strategies import STRATEGIES, solve
 from vdnn.plan.validate import check
 from vdnn.units import format_nbytes, format_seconds
 
-PAPER_BATCH = 64
-PUBLISHED = {"gist": "about 1.4", "chosen": "1.8, up to 2"}
-"""Averages over the five networks. The second is the abstract's; the first is known at second hand."""
-
-WEIGHTS = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.GRADIENT})
-BASE = "keep-all"
-GISTS = ("gist", "gist-fp16", "gist-fp10", "gist-fp8")
 SIGN_MASKS, WINDOW_INDICES = "sign-masks", "window-indices"
 PLANNED = (SIGN_MASKS, WINDOW_INDICES, *GISTS)
+BATCHES = {"alexnet": 32, "nin": 32, "overfeat": 16, "vgg16": 8, "googlenet": 16, "inception-v3": 4}
+"""What a step is measured with here."""
+
 WARM_UP = 2  # the first step is watched; in the second, memory pools fill
-
-
-@dataclass(frozen=True)
-class Network:
-    """`batch` is what a step is measured with here. `format` is the paper's smallest one that trained without loss of
-    accuracy; where it is not known (`is_guess`), fp10, the middle one."""
-
-    name: str
-    title: str
-    batch: int
-    format: str
-    is_guess: bool = False
-    is_papers: bool = True
-
-
-NETWORKS = (
-    Network("alexnet", "AlexNet", 32, "fp8"),
-    Network("nin", "NiN", 32, "fp10", is_guess=True),
-    Network("overfeat", "OverFeat", 16, "fp8"),
-    Network("vgg16", "VGG-16", 8, "fp16"),
-    Network("googlenet", "Inception (GoogLeNet)", 16, "fp10"),
-    Network("inception-v3", "Inception v3", 4, "fp10", is_guess=True, is_papers=False),
-)
-
-
-def with_only(codec: str, name: str) -> Strategy:
-    """Gist's plan with only the decisions that use this codec."""
-
-    def solve(problem: Problem) -> Plan:
-        decisions = gist.solve(problem).decisions
-        chosen = (d for d in decisions if isinstance(d.action, Encode) and d.action.codec == codec)
-        return Plan(problem, name, tuple(chosen))
-
-    return solve
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """The peak of a step, and the peak of what is no weight: the two may lie at different instructions."""
-
-    peak_nbytes: int
-    maps_nbytes: int
-
-
-def footprint(timeline: Timeline) -> Footprint:
-    no_weights = [row for row, role in enumerate(ROLES) if role not in WEIGHTS]
-    maps = timeline.nbytes[timeline.device][no_weights].sum(axis=0)
-    return Footprint(timeline.peak_nbytes, int(maps.max()))
 
 
 # The planner's part
@@ -111,14 +67,8 @@ def footprint(timeline: Timeline) -> Footprint:
 def planned(network: Network) -> dict[str, Footprint]:
     """By strategy. The graph is captured once, on meta tensors."""
     load = models.load(network.name, PAPER_BATCH, device="meta")
-    problem = vdnn.plan(load.step, load.args, device="titan-x").problem
+    problem = vdnn.plan(load.step, load.args, device=MACHINE).problem
     return {name: footprint(check(solve(problem, name)).timeline) for name in (BASE, *PLANNED)}
-
-
-def ratios(network: Network, found: Mapping[str, Footprint], what: str) -> dict[str, float]:
-    base = getattr(found[BASE], what)
-    ratio_of = {name: base / getattr(found[name], what) for name in PLANNED}
-    return ratio_of | {"chosen": ratio_of[f"gist-{network.format}"]}
 
 
 def planner_part(networks: Sequence[Network], record: Record) -> None:
@@ -135,7 +85,7 @@ def planner_part(networks: Sequence[Network], record: Record) -> None:
 def planner_rows(found: Mapping[Network, Mapping[str, Footprint]], what: str) -> Iterator[list[str]]:
     columns: dict[str, list[float]] = {name: [] for name in (*PLANNED, "chosen")}
     for network, footprints in found.items():
-        row = ratios(network, footprints, what)
+        row = ratios(network, footprints, what, PLANNED)
         chosen = f"{row['chosen']:.2f} ({network.format}{', a guess' if network.is_guess else ''})"
         base = format_nbytes(getattr(footprints[BASE], what))
         yield [network.title, base, *(f"{row[name]:.2f}" for name in PLANNED), chosen]
@@ -240,7 +190,7 @@ def measured_rows(
 ) -> Iterator[list[str]]:
     """Rows as they are measured; what is said of all of them goes into `sums` and `trials`."""
     for network in networks:
-        batch = arguments.batch or network.batch
+        batch = arguments.batch or BATCHES[network.name]
         entries = measured(network, batch, [BASE, *arguments.strategies], arguments.rounds)
         base = entries[0]
         for entry in entries:

@@ -34,7 +34,7 @@ MAY_IMPORT = {
     "runtime": VOCABULARY | {"plan", "codecs", "hardware"},  # tiers and links are described there
     "rewrite": VOCABULARY | {"plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
     "models": {"errors"},
-    "papers": VOCABULARY | {"plan", "cost", "hardware"},  # a problem needs a cost table and a machine
+    "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine
 }
 NEVER_TORCH = (
     "ir",

@@ -51,5 +51,5 @@ def test_a_table_becomes_json() -> None:
 def test_figures_carry_their_number_and_their_words() -> None:
     assert mebibytes(4 * (200 * 96 * 55 * 55 * 4)).text == "886.230 MiB"
     assert percent(-0.34, signed=True).text == "-34.0 %"
-    assert percents([0.5, 0.25]).text == "25.0 to 50.0 %"
+    assert percents([0.5, 0.25]).text == "25.0-50.0 %"
     assert (seconds(0.0612).text, seconds(1.2345).text) == ("61.2 ms", "1.23 s")

@@ -6,7 +6,8 @@ import pytest
 
 from vdnn.papers.figures import Certainty, Table
 from vdnn.papers.vdnn_networks import NETWORKS, googlenet, vgg
-from vdnn.papers.vdnn_reproduced import Planned, tables, very_deep
+from vdnn.papers.vdnn_plans import Planned
+from vdnn.papers.vdnn_reproduced import tables, very_deep
 from vdnn.papers.vdnn_tables import (
     PUBLISHED_AVERAGE_REDUCTION,
     baseline_nbytes,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from string import ascii_lowercase
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -25,7 +25,6 @@ PAPERS = {
     "hybrid": "Hybrid parallelism: Pal et al., IEEE Micro 2019",
 }
 
-SHORT_NAME = 14  # characters: names of networks and policies stay on one line
 WIDE = 100  # columns: what lets every table have room between its columns
 
 SHORT = {
@@ -108,35 +107,44 @@ def _view(paper: str, tables: Sequence[Table], width: int) -> Iterator[Renderabl
     for table in tables:
         yield ""
         yield Text(table.title, style="bold")
-        yield _grid(table, width >= WIDE)
+        yield _grid(table, width)
         yield from (Text.from_markup(f"[dim]({letter})[/] {escape(why)}") for why, letter in _letters(table).items())
         yield from (Text(table.note, style="dim"),) if table.note else ()
     yield ""
 
 
-def _grid(table: Table, is_wide: bool) -> View:
+def _grid(table: Table, width: int) -> View:
     """A name is said once where it begins; letters lead to the reasons below."""
+    is_wide = width >= WIDE
     grid = View(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1 if is_wide else 0, 0, 0))
-    for position, head in enumerate(table.what):
-        longest = max(len(row.what[position]) for row in table.rows)
-        grid.add_column(head, no_wrap=longest <= SHORT_NAME)
-    for head in table.ours:
-        grid.add_column(head, justify="right")
-    for head in table.published:
-        grid.add_column("published" if head == "published" else f"paper's {head}", justify="right", style="cyan")
-    grid.add_column("how sure", style="cyan")
-    letters, before = _letters(table), ""
-    for row in table.rows:
-        sure = row.certainty if is_wide else SHORT[row.certainty]
-        grid.add_row(*_cells(row, before), f"{sure}{f' ({letters[row.why]})' if row.why else ''}")
-        before = row.what[0]
+    heads = (*table.what, *table.ours, *table.published, "how sure")
+    lines = [_cells(row, is_wide, _letters(table)) for row in table.rows]
+    widths = _widths([heads, *lines], width - (2 if is_wide else 1) * len(heads))
+    num_names, num_ours = len(table.what), len(table.what) + len(table.ours)
+    for position, head in enumerate(heads):
+        justify: Literal["left", "right"] = "left" if position < num_names or position == len(heads) - 1 else "right"
+        grid.add_column(head, justify=justify, style="" if position < num_ours else "cyan", width=widths[position])
+    for line, before in zip(lines, [[""], *lines], strict=False):
+        repeats = line[0] == before[0] and num_names > 1
+        grid.add_row("" if repeats else escape(line[0]), *map(escape, line[1:]))
     return grid
 
 
-def _cells(row: Row, before: str) -> Iterator[str]:
-    yield "" if row.what[0] == before and len(row.what) > 1 else escape(row.what[0])
-    yield from (escape(what) for what in row.what[1:])
-    yield from (escape(figure.text) for figure in (*row.ours, *row.published))
+def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
+    """As wide as their texts; as long as that is too much, the widest that can break between words gives way."""
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, texts)) for texts in columns]
+    least = [max((len(word) for text in texts for word in text.split()), default=1) for texts in columns]
+    while sum(widths) > room and any(w > m for w, m in zip(widths, least, strict=True)):
+        wrappable = [p for p, (w, m) in enumerate(zip(widths, least, strict=True)) if w > m]
+        widths[max(wrappable, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _cells(row: Row, is_wide: bool, letters: dict[str, str]) -> list[str]:
+    sure = str(row.certainty) if is_wide else SHORT[row.certainty]
+    reason = f" ({letters[row.why]})" if row.why else ""
+    return [*row.what, *(figure.text for figure in (*row.ours, *row.published)), sure + reason]
 
 
 def _letters(table: Table) -> dict[str, str]:

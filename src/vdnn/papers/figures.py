@@ -54,7 +54,7 @@ def percent(share: float, *, places: int = 1, signed: bool = False) -> Figure:
 def percents(shares: Sequence[float], *, places: int = 1) -> Figure:
     """From the least to the most; programs get the mean."""
     least, most = 100 * min(shares), 100 * max(shares)
-    return Figure(sum(shares) / len(shares), f"{least:.{places}f} to {most:.{places}f} %")
+    return Figure(sum(shares) / len(shares), f"{least:.{places}f}-{most:.{places}f} %")
 
 
 def times(ratio: float) -> Figure:

@@ -75,7 +75,7 @@ def model() -> Table:
         ),
     )
     note = "SE = 1 throughout, as in the paper's projection; SU^2 = 1.32. M devices per worker, N workers."
-    return Table("The model", ("quantity", "case"), ("ours",), ("formula",), rows, note)
+    return Table("The model", ("quantity", "case"), ("ours",), ("published",), rows, note)
 
 
 def _formula(what: str, case: str, ours: Figure, formula: str) -> Row:
@@ -89,7 +89,7 @@ def inception() -> Table:
     rows += [_devices(n, f"{n}, without the fit", free) for n in DEVICES[2:]]
     note = f"64 images per GPU, SE = 1, two GPUs per hybrid worker gain {SPLIT_SPEEDUPS['Inception-V3']} per step."
     heads = ("epochs, N", "epochs, N/2", "data parallel", "hybrid", "gain")
-    return Table("Inception-V3 on N GPUs", ("N",), heads, ("gain",), tuple(rows), note)
+    return Table("Inception-V3 on N GPUs", ("N",), heads, ("published gain",), tuple(rows), note)
 
 
 def _devices(devices: int, label: str, convergence: Convergence) -> Row:
@@ -142,7 +142,7 @@ def thresholds() -> Table:
         f" the network on two GPUs, which is not computed here. {beyond}"
     )
     heads = ("SU^2, taken over", "E_2N / E_N must exceed")
-    return Table("Where hybrid begins to win", ("network",), heads, ("SU^2",), rows, note)
+    return Table("Where hybrid begins to win", ("network",), heads, ("published SU^2",), rows, note)
 
 
 def implied() -> Table:
@@ -152,7 +152,9 @@ def implied() -> Table:
         "E_2N / E_N that a gain implies with SE = 1: (1 + gain) x 2 / SU^2. Worked back from the published gain, so it"
         " cannot confirm it. The curves of epochs of GNMT and BigLSTM, and their tables by number of GPUs, are unknown."
     )
-    return Table("What the published gains imply", ("network",), ("E_2N / E_N",), ("gain", "GPUs"), rows, note)
+    return Table(
+        "What the published gains imply", ("network",), ("E_2N / E_N",), ("published gain", "on GPUs"), rows, note
+    )
 
 
 _GPUS = {"Inception-V3": "256", "GNMT": "256 (unsure)", "BigLSTM": "32 (unsure)"}

@@ -7,7 +7,7 @@ end with a join and an activation. A block's long branch runs before its shortcu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from vdnn.ir import Graph
 from vdnn.papers.layers import Map
@@ -37,10 +37,15 @@ def alexnet(batch: int = 200) -> Graph:
 def resnet(depth: int = 50, batch: int = 32) -> Graph:
     if depth not in RESNET_BLOCKS:
         raise ValueError(f"the table has ResNets of {', '.join(map(str, RESNET_BLOCKS))} layers, not of {depth}")
-    net = DependencyNetwork(f"ResNet{depth}({batch})", batch)
+    return bottlenecks(RESNET_BLOCKS[depth], batch)
+
+
+def bottlenecks(counts: Sequence[int], batch: int) -> Graph:
+    """The ResNet with so many bottlenecks in its four groups: 3 x their number + 2 weighted layers."""
+    net = DependencyNetwork(f"ResNet{3 * sum(counts) + 2}({batch})", batch)
     x = net.conv("conv1", net.data(3, 227, 227), 64, 7, stride=2, padding=3, bias=False)
     x = net.pool("pool1", net.act("act1", net.bn("bn1", x)), 3, 2)
-    for group, count in enumerate(RESNET_BLOCKS[depth]):
+    for group, count in enumerate(counts):
         for k in range(count):
             stride = 2 if group > 0 and k == 0 else 1
             x = _bottleneck(net, f"block{group + 2}_{k + 1}", x, 64 << group, stride, widens=k == 0)

@@ -10,11 +10,16 @@ moves the outputs of convolutions to the host: `superneurons` is the strategy to
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
 
 from vdnn.hardware.presets import preset
-from vdnn.ir import Graph, Role, Trait
+from vdnn.ir import Graph, Op, Role, Trait
 from vdnn.papers.vdnn_tables import paper_problem, running_nbytes
+from vdnn.plan.actions import Decision, Offload
+from vdnn.plan.gaps import gaps
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.schedule import Kind, schedule
@@ -61,9 +66,45 @@ def superneurons_problem(graph: Graph) -> Problem:
 
 def row(graph: Graph, strategy: str) -> Row:
     plan = solve(superneurons_problem(graph), strategy)
-    nbytes = running_nbytes(plan, frozenset(ROLES) - REGULATED)
+    nbytes = _regulated_nbytes(plan)
     peak_at = graph.ops[int(nbytes.argmax())].name
     return Row(graph.name, strategy, num_replays(plan), int(nbytes.max()), peak_at)
+
+
+def regulated_peak(plan: Plan) -> int:
+    return int(_regulated_nbytes(plan).max())
+
+
+def _regulated_nbytes(plan: Plan) -> npt.NDArray[np.int64]:
+    return running_nbytes(plan, frozenset(ROLES) - REGULATED)
+
+
+def offloading_convolutions(problem: Problem) -> Plan:
+    """The paper's unified tensor pool alone: every output of a convolution leaves after its last use in forward and is
+    fetched at its first in backward."""
+    graph = problem.graph
+    made = {graph.values[value].storage for op in graph.ops[: graph.num_forward] for value in _convolved(op)}
+    host = problem.hardware.tiers[1].name
+    leaving = [gap for gap in gaps(graph) if gap.storage in made and gap.leave < graph.num_forward <= gap.until]
+    decisions = (
+        Decision(g.storage, Offload(host, g.leave, g.until, g.until), "output of a convolution") for g in leaving
+    )
+    return Plan(problem, "offload-convolutions", tuple(decisions))
+
+
+def _convolved(op: Op) -> tuple[int, ...]:
+    return op.writes if op.target == "conv" else ()
+
+
+def on_the_card(problem: Problem) -> Plan:
+    """superneurons with the device's whole memory as budget: what is moved is what has to be."""
+    return solve(replace(problem, budget_nbytes=problem.hardware.device.nbytes), "superneurons")
+
+
+def moved_nbytes(plan: Plan) -> int:
+    """Bytes over the device's links, both ways."""
+    storages = plan.problem.graph.storages
+    return sum(2 * storages[d.storage].nbytes for d in plan.decisions if isinstance(d.action, Offload))
 
 
 def num_replays(plan: Plan) -> int:

@@ -7,14 +7,9 @@ paper's figures by network are not known, so most rows have no published figure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from vdnn.errors import Infeasible
-from vdnn.hardware.presets import preset
-from vdnn.ir import Graph, Role
 from vdnn.papers.figures import (
     BLANK,
     Certainty,
@@ -29,22 +24,12 @@ from vdnn.papers.figures import (
     yes_or_no,
 )
 from vdnn.papers.vdnn_networks import NETWORKS
-from vdnn.papers.vdnn_tables import (
-    MACHINE,
-    PUBLISHED_AVERAGE_REDUCTION,
-    Reduction,
-    baseline_nbytes,
-    paper_problem,
-    reduction_of,
-    weights_nbytes,
-)
+from vdnn.papers.vdnn_observations import observations
+from vdnn.papers.vdnn_plans import DEEP, Networks, Planned, our_strategy
+from vdnn.papers.vdnn_tables import PUBLISHED_AVERAGE_REDUCTION, Reduction, reduction_of, weights_nbytes
 from vdnn.plan.plan import Plan
-from vdnn.plan.strategies import STRATEGIES, solve
-from vdnn.plan.strategies.recompute import l_peak
-from vdnn.plan.timeline import COMPUTE
 
 QUICK = ("AlexNet(128)", "VGG-16(128)", "VGG-16(256)")
-DEEP = ("VGG-116(32)", "VGG-216(32)", "VGG-316(32)", "VGG-416(32)")
 UNTRAINABLE = ("VGG-16(128)", "VGG-16(256)", *DEEP)
 """What the paper's baseline could not train: six of ten, of 14 to 67 GB."""
 
@@ -56,16 +41,12 @@ PUBLISHED_BASELINE = {
 }
 
 _WORKSPACE = "workspaces of cuDNN 4 are not counted here: which algorithms it chose is not known"
-_AVERAGE = "the paper does not say what it averages; ours is the mean over layer steps without weights and workspaces"
+_AVERAGE = (
+    "up to; the paper does not say what it averages; ours is the mean over layer steps without weights and workspaces"
+)
 _FITS = "without workspaces the baseline is smaller than the paper's, and just below the card"
 _COPIES = "ours are the copies alone, at peak rates; the paper's loss may include slower algorithms with less workspace"
-_CLOCK = "times from peak rates; what the paper measured from where to where is not known"
 _LARGER = "ours is more: how the paper's figure divides into weights, gradients and maps is not known"
-
-
-def our_strategy() -> str:
-    """The optimiser of this project."""
-    return "auto" if "auto" in STRATEGIES else "offload"
 
 
 def tables(quick: bool = False) -> Iterator[Table]:
@@ -78,63 +59,6 @@ def tables(quick: bool = False) -> Iterator[Table]:
     if not quick:
         yield very_deep({name: networks[name] for name in DEEP})
     yield observations(networks)
-
-
-@dataclass
-class Planned:
-    """A network and its plans on the paper's machine, each made once."""
-
-    graph: Graph
-
-    @property
-    def card_nbytes(self) -> int:
-        nbytes = preset(MACHINE).device.nbytes
-        assert nbytes is not None, f"the preset {MACHINE} has a size"
-        return nbytes
-
-    @cached_property
-    def baseline_nbytes(self) -> int:
-        return baseline_nbytes(paper_problem(self.graph))
-
-    @cached_property
-    def oracle(self) -> Plan:
-        """Everything kept, on a card that has room for it."""
-        return solve(paper_problem(self.graph), "keep-all")
-
-    @cached_property
-    def every(self) -> Plan:
-        return solve(paper_problem(self.graph), "vdnn-all(m)")
-
-    @cached_property
-    def conv(self) -> Plan:
-        return solve(paper_problem(self.graph), "vdnn-conv(m)")
-
-    @cached_property
-    def dyn(self) -> Plan | None:
-        return self._within(self.card_nbytes, "vdnn-dyn")
-
-    @cached_property
-    def ours(self) -> Plan | None:
-        """On the whole card: as fast as it can be."""
-        return self._within(self.card_nbytes, our_strategy())
-
-    @cached_property
-    def ours_small(self) -> Plan | None:
-        """In the bytes of vdnn-all(m)."""
-        return self._within(self.every.peak_nbytes, our_strategy())
-
-    def overhead(self, plan: Plan | None) -> Figure:
-        """Time over the oracle's, beyond it."""
-        return BLANK if plan is None else percent(plan.step_time_s / self.oracle.step_time_s - 1)
-
-    def _within(self, budget_nbytes: int, strategy: str) -> Plan | None:
-        try:
-            return solve(paper_problem(self.graph, budget_nbytes), strategy)
-        except Infeasible:
-            return None
-
-
-Networks = Mapping[str, Planned]
 
 
 def baselines(networks: Networks) -> Table:
@@ -156,21 +80,21 @@ def memory(networks: Networks) -> Table:
     rows = [row for name, network in networks.items() for row in _policies(name, network)]
     hard = [reduction_of(networks[name].every).average_reduction for name in UNTRAINABLE if name in networks]
     saved = (BLANK, BLANK, BLANK, percents(hard, places=0), BLANK)
-    span = said("73 to 98 %")
+    span = said("73-98 %")
     rows.append(Row(("did not fit", "vdnn-all(m)"), saved, (span,), Certainty.FOUND, _AVERAGE))
     note = (
         "Means are over layer steps. The last column of ours leaves out weights and their gradients, which vDNN does"
         f" not manage. {our_strategy()} is given the peak of vdnn-all(m) as its budget, vdnn-dyn the whole card."
     )
     heads = ("peak, GB", "saved of peak", "mean, GB", "saved of mean", "saved of maps")
-    return Table("Memory by policy", ("network", "policy"), heads, ("mean saved",), tuple(rows), note)
+    return Table("Memory by policy", ("network", "policy"), heads, ("published mean saved",), tuple(rows), note)
 
 
 def _policies(name: str, network: Planned) -> Iterator[Row]:
     plans = (("vdnn-conv(m)", network.conv), ("vdnn-all(m)", network.every), ("vdnn-dyn", network.dyn))
     for policy, plan in (*plans, (our_strategy(), network.ours_small)):
         share = PUBLISHED_AVERAGE_REDUCTION.get(name) if policy == "vdnn-all(m)" else None
-        published = BLANK if share is None else said(f"up to {100 * share:.0f} %", share)
+        published = BLANK if share is None else said(f"{100 * share:.0f} %", share)
         certainty = Certainty.UNKNOWN if share is None else Certainty.FOUND
         yield Row((name, policy), _saved(plan), (published,), certainty, "" if share is None else _AVERAGE)
 
@@ -191,7 +115,9 @@ def trainable(networks: Networks) -> Table:
         "Whether the peak is within the card's 12 GiB. vDNN trains all ten networks; six of them the baseline cannot."
     )
     heads = ("baseline", "vdnn-all(m)", "vdnn-dyn", our_strategy())
-    return Table("Which networks train on 12 GB", ("network",), heads, ("baseline", "vDNN"), rows, note)
+    return Table(
+        "Which networks train on 12 GB", ("network",), heads, ("published baseline", "published vDNN"), rows, note
+    )
 
 
 def _trains(name: str, network: Planned) -> Row:
@@ -220,7 +146,7 @@ def performance(networks: Networks) -> Table:
         " paper (remembered, unsure): that is the algorithms' loss, and none are modelled here."
     )
     heads = ("oracle's step", "vdnn-dyn", our_strategy())
-    return Table("Time lost on 12 GB", ("network",), heads, ("vDNN-dyn",), tuple(rows), note)
+    return Table("Time lost on 12 GB", ("network",), heads, ("published vDNN-dyn",), tuple(rows), note)
 
 
 def _made(networks: Networks, which: str) -> Sequence[tuple[Planned, Plan]]:
@@ -233,7 +159,7 @@ def _slower(name: str, network: Planned) -> Row:
     if name == "VGG-16(256)":
         return Row((name,), ours, (said("18 %", 0.18),), Certainty.FOUND, _COPIES)
     if name in UNTRAINABLE:
-        return Row((name,), ours, (said("1 to 18 %"),), Certainty.FOUND, _COPIES)
+        return Row((name,), ours, (said("1-18 %"),), Certainty.FOUND, _COPIES)
     return Row((name,), ours)
 
 
@@ -245,7 +171,9 @@ def very_deep(networks: Networks) -> Table:
         " saw no noticeable slowdown (remembered)."
     )
     heads = ("baseline", "card", "host", "share on host", "time lost")
-    return Table("Very deep VGGs, 32 images", ("network",), heads, ("card", "share on host"), rows, note)
+    return Table(
+        "Very deep VGGs, 32 images", ("network",), heads, ("published card", "published share on host"), rows, note
+    )
 
 
 def _deep(name: str, network: Planned) -> Row:
@@ -261,51 +189,4 @@ def _deep(name: str, network: Planned) -> Row:
     card = said("about 4.2 GB", 4.2e9) if name == "VGG-416(32)" else BLANK
     weights = gigabytes(2 * weights_nbytes(network.graph)).text
     why = f"weights and their gradients are {weights} already: the paper cannot have counted both" if card.text else ""
-    return Row((name,), ours, (card, said("81 to 92 %")), Certainty.REMEMBERED, why)
-
-
-def observations(networks: Networks) -> Table:
-    """What the paper says about its networks before it changes anything."""
-    rows = [
-        Row(
-            ("layers that extract features", name),
-            (percent(_feature_share(networks[name])),),
-            (said(f"{100 * share:.0f} %", share),),
-            Certainty.FOUND,
-            "share of the baseline's bytes, which are others than the paper's; only convolutions have workspaces",
-        )
-        for name, share in (("AlexNet(128)", 0.81), ("VGG-16(256)", 0.96))
-    ]
-    idle = [1 - l_peak(n.oracle.problem) / n.baseline_nbytes for name, n in networks.items() if name not in DEEP]
-    why = "1 - largest need of one layer / baseline, over the networks shown that are not very deep"
-    rows.append(
-        Row(("unused by the active layer", "all"), (percents(idle),), (said("53 to 79 %"),), Certainty.REMEMBERED, why)
-    )
-    for name, text in (("AlexNet(128)", "about 60 ms"), ("VGG-16(64)", "more than 1.2 s")):
-        if name in networks:
-            reuse = seconds(_reuse_distance_s(networks[name].oracle))
-            rows.append(Row(("reuse of the first map", name), (reuse,), (said(text),), Certainty.UNSURE, _CLOCK))
-    return Table("Observations", ("what", "network"), ("ours",), ("published",), tuple(rows))
-
-
-def _feature_share(network: Planned) -> float:
-    """Of the baseline's bytes, those that do not belong to fully connected layers."""
-    classifier = sum(
-        storage.nbytes
-        for storage in network.graph.storages
-        if storage.role in (Role.PARAMETER, Role.GRADIENT, Role.FEATURE_MAP) and _is_classifier(storage.name)
-    )
-    return 1 - classifier / network.baseline_nbytes
-
-
-def _is_classifier(name: str) -> bool:
-    return name.removeprefix("gradient of ").startswith(("fc", "classifier"))
-
-
-def _reuse_distance_s(plan: Plan) -> float:
-    """From the end of the first convolution to the start of its backward."""
-    ops, lane = plan.problem.graph.ops, plan.timeline.lanes[COMPUTE]
-    steps = plan.timeline.steps[lane.instructions]
-    first = next(step for step, op in enumerate(ops) if "convolution" in op.target)
-    last = next(step for step, op in enumerate(ops) if op.name == f"{ops[first].name}_backward")
-    return float(lane.begin_s[steps == last].min() - lane.end_s[steps == first].max())
+    return Row((name,), ours, (card, said("81-92 %")), Certainty.REMEMBERED, why)
