@@ -3,6 +3,7 @@
     model = vdnn.virtualize(model, budget="12GiB")                   # trains as before
     plan = vdnn.plan(model, args, budget="12GiB", device="titan-x")  # nothing is allocated
     print(vdnn.report(model))                                        # what the last step did, next to what was planned
+    batch = vdnn.fit(make_model, make_args, budget="12GiB")          # the largest that trains within it
 
 `import vdnn` does not import torch: names arrive on first use, so that the planner and the command line's help start
 quickly and the pure half works on a machine without torch.
@@ -29,11 +30,13 @@ if TYPE_CHECKING:
     from vdnn.api import report as report
     from vdnn.api import tensor_cache as tensor_cache
     from vdnn.api import virtualize as virtualize
+    from vdnn.fitting import fit as fit
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "models", "plan", "report", "tensor_cache", "virtualize"]
+__all__ = ["__version__", "fit", "models", "plan", "report", "tensor_cache", "virtualize"]
 
 _HOMES = {
+    "fit": "vdnn.fitting:fit",
     "models": "vdnn.models",
     "tensor_cache": "vdnn.api:tensor_cache",
     "virtualize": "vdnn.api:virtualize",

@@ -17,9 +17,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from vdnn.cli.answer import Answer
+from vdnn.cli.compare import compare
 from vdnn.cli.doctor import doctor
 from vdnn.cli.explain import explain
 from vdnn.cli.failures import INTERRUPTED, explain_failure
+from vdnn.cli.fit import fit
 from vdnn.cli.inspect import inspect
 from vdnn.cli.models import models
 from vdnn.cli.plan import plan
@@ -50,8 +52,18 @@ _add(
 )
 _add(
     explain,
-    "vdnn explain alexnet --batch 256 --budget 50% --device titan-x",
+    "vdnn explain vgg16 --batch 64 --budget 75% --device titan-x",
     "vdnn explain alexnet --batch 256 --strategy gist --device titan-x --all",
+)
+_add(
+    compare,
+    "vdnn compare vgg16 --batch 128 --device titan-x",
+    "vdnn compare resnet50 --batch 64 --budget 8GiB --device v100 --json",
+)
+_add(
+    fit,
+    "vdnn fit vgg16 --budget 12GiB --device titan-x",
+    "vdnn fit resnet-6-32-1-6 --depth --batch 16 --budget 12GiB --device k40c",
 )
 _add(
     train,

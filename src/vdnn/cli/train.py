@@ -26,6 +26,7 @@ from vdnn.cli.options import (
     Json,
     Lossy,
     Model,
+    PlanFile,
     SpillDir,
     Strategy,
     optimizer_name,
@@ -69,6 +70,7 @@ def train(
     strategy: Strategy = None,
     lossy: Lossy = None,
     inexact: Inexact = False,
+    plan: PlanFile = None,
     disk_budget: DiskBudget = None,
     spill_dir: SpillDir = None,
     verify: Verify = False,
@@ -98,6 +100,7 @@ def train(
         strategy=strategy,
         lossy=lossy,
         exact=not inexact,
+        plan=plan,
         disk_budget=disk_budget,
         spill_dir=spill_dir,
     )

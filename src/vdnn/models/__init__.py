@@ -4,8 +4,21 @@
 torch only.
 """
 
+from vdnn.models.depth import Depth, depth_of
 from vdnn.models.factory import UserFactory
-from vdnn.models.registry import MODELS, load, names, resolve
+from vdnn.models.registry import MODELS, load, make, names, resolve
 from vdnn.models.spec import ModelSpec, Recipe, Workload
 
-__all__ = ["MODELS", "ModelSpec", "Recipe", "UserFactory", "Workload", "load", "names", "resolve"]
+__all__ = [
+    "MODELS",
+    "Depth",
+    "ModelSpec",
+    "Recipe",
+    "UserFactory",
+    "Workload",
+    "depth_of",
+    "load",
+    "make",
+    "names",
+    "resolve",
+]

@@ -83,8 +83,20 @@ def load(
     `channels_last` lays weights and images out as NHWC, in which a CPU's convolutions need no workspace.
     """
     recipe: Recipe = resolve(name)
-    if small:
-        recipe = recipe.small()
+    return make(
+        recipe.small() if small else recipe, batch, device=device, image_size=image_size, channels_last=channels_last
+    )
+
+
+def make(
+    recipe: Recipe,
+    batch: int,
+    *,
+    device: str | torch.device = "cpu",
+    image_size: int | None = None,
+    channels_last: bool = False,
+) -> Workload:
+    """One training step of a network that has been found already."""
     if image_size is not None:
         recipe = recipe.at_image_size(image_size)
     with torch.device(device):
