@@ -87,7 +87,7 @@ def fit(
         return planned(workload.step, workload.args, options, size)
 
     probes, interrupted = _probed(search, probe, most or LARGEST, Console(stderr=True, highlight=False, quiet=as_json))
-    found = Found(model, search, options, probes, interrupted, most or LARGEST)
+    found = Found(model, search, options, probes, interrupted, most or LARGEST, device is None)
     return Answer(found.record(), lambda width: found.view(), INTERRUPTED if interrupted else 0)
 
 
@@ -155,7 +155,7 @@ def outcome(probe: Probe) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What came of a search."""
+    """What came of a search. `is_here`: for this machine, whose ops can be measured."""
 
     model: str
     search: Search
@@ -163,6 +163,7 @@ class Found:
     probes: tuple[Probe, ...]
     interrupted: bool
     most: int
+    is_here: bool
 
     @property
     def best(self) -> Probe:
@@ -201,11 +202,8 @@ class Found:
         return f"The largest that fits: {found}, {outcome(self.best).removeprefix('fits: ').partition(' (')[0]}."
 
     def _caveats(self) -> Iterator[str]:
-        from vdnn.hardware.detect import this_machine
-
         batch = self.search.batch or self.best.size
         if self.best.step_time_s:
             yield f"{batch / self.best.step_time_s:.1f} samples per second, strategy {self.best.strategy}."
         if self.options.chosen_costs == "roofline":
-            here = self.options.hardware.name == this_machine().name
-            yield "Workspaces of ops are not counted" + (": --costs measured counts them." if here else ".")
+            yield "Workspaces of ops are not counted" + (": --costs measured counts them." if self.is_here else ".")
