@@ -9,7 +9,7 @@ come out by themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from vdnn.ir import Graph, Information, Need, Op, Read, Trait
@@ -54,7 +54,7 @@ def stashes(graph: Graph) -> tuple[Stash, ...]:
     """Every storage that forward leaves for backward and that a plan may move."""
     used, _ = uses(graph)
     readers = _later_readers(graph)
-    zeros, maps = _with_zeros(graph), _maps(graph)
+    zeros, maps = with_zeros(graph), with_maps(graph)
     stashed = set(graph.stashed)
     found: list[Stash] = []
     for storage in movable(graph):
@@ -71,6 +71,26 @@ def stashes(graph: Graph) -> tuple[Stash, ...]:
     return tuple(found)
 
 
+def stash_at(
+    graph: Graph,
+    storage: int,
+    leave: int,
+    until: int,
+    reads: Mapping[int, Sequence[tuple[int, Read]]],
+    zeros_and_maps: tuple[Set[int], Set[int]],
+) -> Stash:
+    """The same for any gap of a storage, wherever it lies in the step. `reads` are those of every storage with their
+    steps; a write counts as one of everything.
+    """
+    taken = [r for step, r in reads.get(storage, ()) if step >= until and r.need not in (Need.NOTHING, Need.SHAPE)]
+    information = Information()
+    for read in taken:
+        information = information.joined(read.information)
+    zeros, maps = zeros_and_maps
+    reads_code = bool(taken) and all(read.reads_code for read in taken)
+    return Stash(storage, leave, until, information, reads_code, storage in zeros, storage in maps)
+
+
 def _later_readers(graph: Graph) -> dict[int, list[Read]]:
     """Of each stashed storage: who reads it in backward. Writing counts as taking everything."""
     readers: dict[int, list[Read]] = {storage: [] for storage in graph.stashed}
@@ -81,7 +101,7 @@ def _later_readers(graph: Graph) -> dict[int, list[Read]]:
     return readers
 
 
-def _with_zeros(graph: Graph) -> set[int]:
+def with_zeros(graph: Graph) -> set[int]:
     """Storages that hold many zeros when forward is done with them: what was written last decides."""
     zeros: set[int] = set()
     for op in graph.ops[: graph.num_forward]:
@@ -108,7 +128,7 @@ def _name(op: Op) -> str:
     return op.target.split(".")[1] if op.target.count(".") > 1 else op.target
 
 
-def _maps(graph: Graph) -> set[int]:
+def with_maps(graph: Graph) -> set[int]:
     """Storages that hold a map when forward is done with them: what was written last decides."""
     maps: set[int] = set()
     for op in graph.ops[: graph.num_forward]:

@@ -19,8 +19,8 @@ from vdnn.plan.problem import Problem
 from vdnn.plan.schedule import Kind, schedule
 from vdnn.plan.strategies import solve
 
-_CHOOSES_ITSELF = "vdnn-"
-"""How the names of strategies begin whose published policy says which algorithm a convolution takes."""
+_CHOOSES_ITSELF = ("vdnn-", "auto")
+"""How the names of strategies begin that say themselves which algorithm a convolution takes."""
 
 
 def solve_with_workspaces(problem: Problem, strategy: str) -> Plan:
@@ -28,7 +28,7 @@ def solve_with_workspaces(problem: Problem, strategy: str) -> Plan:
     if not problem.variants or strategy.startswith(_CHOOSES_ITSELF):
         return solve(problem, strategy)
     lean = solve(replace(problem, costs=smallest_costs(problem)), strategy)
-    chosen = _smallest(problem) | dict(lean.variants)
+    chosen = smallest_variants(problem) | dict(lean.variants)
     asked = replace(lean.problem, costs=problem.costs)  # a strategy may have changed more of the problem
     return fitting_variants(replace(lean, problem=asked, variants=chosen))
 
@@ -69,7 +69,7 @@ def inexact_steps(plan: Plan) -> dict[int, OpCost]:
     return {step: plan.costs[step] for step in plan.variants if not plan.costs[step].exact}
 
 
-def _smallest(problem: Problem) -> dict[int, int]:
+def smallest_variants(problem: Problem) -> dict[int, int]:
     """For every step the alternative with the least workspace; none where the cost table's own has less."""
     least = {
         step: min(range(len(offered)), key=lambda k: offered[k].workspace_nbytes)

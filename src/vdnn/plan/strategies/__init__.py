@@ -13,6 +13,7 @@ from vdnn.errors import InvalidInput
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.strategies import (
+    auto,
     checkpoint_sqrt,
     gist,
     keep_all,
@@ -27,6 +28,7 @@ from vdnn.plan.strategies import (
 Strategy = Callable[[Problem], Plan]
 
 STRATEGIES: dict[str, Strategy] = {
+    "auto": auto.solve,
     "keep-all": keep_all.solve,
     "vdnn-all": vdnn_all.solve,
     "vdnn-all(m)": vdnn_all.solve_memory_optimal,

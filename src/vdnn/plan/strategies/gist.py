@@ -42,7 +42,9 @@ _PARTIAL = {Need.SIGN: "sign-mask", Need.BOOL: "bool-mask", Need.WINDOW_INDEX: "
 
 def solve(problem: Problem) -> Plan:
     """Every code that is shorter than its map; lossy ones if the problem allows them."""
-    decisions = tuple(decision for stash in stashes(problem.graph) if (decision := _decide(problem, stash)) is not None)
+    decisions = tuple(
+        decision for stash in stashes(problem.graph) if (decision := encoding(problem, stash)) is not None
+    )
     name = "gist" if problem.lossy is None else f"gist-{problem.lossy}"
     return within_budget(Plan(problem, name, decisions), _WAY_OUT)
 
@@ -68,7 +70,8 @@ def _allowing(format: str, problem: Problem) -> Problem:
     return replace(problem, lossy=format)
 
 
-def _decide(problem: Problem, stash: Stash) -> Decision | None:
+def encoding(problem: Problem, stash: Stash) -> Decision | None:
+    """What Gist does with a stash; None: no code is shorter."""
     storage = problem.graph.storages[stash.storage]
     if stash.back is None:
         return Decision(stash.storage, Drop(stash.leave), "backward reads its shape at most")

@@ -1,0 +1,246 @@
+"""Choose, compose, simulate, learn; again.
+
+Enters: a problem with a budget. Leaves: the fastest plan found that fits, with a bound, or Infeasible with the smallest
+budget that works. The one idea: the integer program proposes, the simulator judges, and where the two differ the
+program is told.
+
+Whatever is found is found for a *rung*: budgets are rounded down to one of a few dozen values between the smallest
+budget that works and the peak of keeping everything. A larger budget looks at its own rung and at those below, so it
+never gets a slower plan, and two budgets on one rung get the same. On problems so small that all choices can be tried,
+they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cached_property
+from itertools import product
+from math import prod
+
+import numpy as np
+
+from vdnn.errors import Infeasible
+from vdnn.plan.infeasible import infeasible
+from vdnn.plan.optimiser.compose import KEEP, NAME, compose
+from vdnn.plan.optimiser.greedy import greedy
+from vdnn.plan.optimiser.items import ENCODE, ENCODE_OFFLOAD, OFFLOAD, RECOMPUTE, Ground
+from vdnn.plan.optimiser.model import Learned, Model, margins
+from vdnn.plan.optimiser.ties import units
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
+from vdnn.plan.strategies import offload
+from vdnn.plan.strategies.offload import largest_per_step
+
+RUNGS = 48
+"""Of the ladder of budgets: what is lost by rounding down is at most a fiftieth of what there is to save."""
+
+TRIED_OUT = 600
+"""Combinations of choices up to which all of them are tried."""
+
+SIMULATED_STEPS = 60_000
+"""How many simulated steps the search may take, at some twenty microseconds each; at least a few plans."""
+
+SOLVING = 2_000
+"""What solving the program once counts as, in simulated steps."""
+
+FEWEST_PLANS = 4
+ROUNDS = 8
+"""How often the program may be told that it was wrong before the greedy choice is taken."""
+
+NEW_ROWS = 6
+"""Steps that are added to the program at a time."""
+
+LINK_SCALES = (1.0, 1.6, 4.0)
+"""How slow the program believes links to be. Copies wait in queues that it does not see; a pessimist moves less."""
+
+STALL_WORTH_A_TRY = 2e-3
+"""Of the step time: below this nobody looks for a plan that waits less."""
+
+NOISE = 1e-9
+"""Of a step time: what adding up a million numbers may lose."""
+
+
+def solve(problem: Problem) -> Plan:
+    kept = compose_kept(problem)
+    if problem.budget_nbytes is None or kept.peak_nbytes <= problem.budget_nbytes:
+        return replace(kept, bound_s=kept.step_time_s)
+    return Search(problem).best(problem.budget_nbytes)
+
+
+def compose_kept(problem: Problem) -> Plan:
+    """Everything kept, every step computed in the fastest way."""
+    return Plan(problem, NAME, (), {step: 0 for step in problem.variants if _is_faster(problem, step)})
+
+
+def _is_faster(problem: Problem, step: int) -> bool:
+    return problem.variants[step][0].seconds < problem.costs[step].seconds
+
+
+class Search:
+    """Plans of one problem at any budget."""
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self.ground = Ground(problem)
+        self.work_left = max(SIMULATED_STEPS, FEWEST_PLANS * len(problem.graph))
+        self.found: list[Plan] = []
+        self.rows = [int(self.ground.base.argmax())]
+
+    def best(self, budget_nbytes: int) -> Plan:
+        if self._combinations <= TRIED_OUT:
+            self.found += self._every_plan()
+        else:
+            self._climb_down(budget_nbytes)
+        fitting = [plan for plan in self.found if plan.peak_nbytes <= budget_nbytes]
+        if not fitting:
+            fitting = [self._fallback(budget_nbytes)]
+        fastest = min(fitting, key=lambda plan: plan.step_time_s)
+        asked = replace(fastest.problem, budget_nbytes=budget_nbytes)
+        bound_s = min(self._bound_s(budget_nbytes), fastest.step_time_s)
+        return replace(fastest, problem=asked, bound_s=bound_s)
+
+    @property
+    def _combinations(self) -> int:
+        return prod(len(item.options) + 1 for item in self.ground.items[:64])
+
+    def _every_plan(self) -> Iterator[Plan]:
+        """All choices, each with copies that borrow nothing, some, or all there is."""
+        for choices in product(*(range(len(item.options) + 1) for item in self.ground.items)):
+            bare = compose(self.ground, choices, 0)
+            yield bare
+            if any(choices):
+                yield from (compose(self.ground, choices, rung) for rung in self.rungs[::6] if rung > bare.peak_nbytes)
+
+    @cached_property
+    def rungs(self) -> list[int]:
+        """Budgets at which plans are made, ascending: none depends on what was asked."""
+        top = max(compose_kept(self.problem).peak_nbytes, self.lowest.peak_nbytes)
+        low = min(self.lowest.peak_nbytes, top)
+        return sorted({low + (top - low) * k // RUNGS for k in range(RUNGS + 1)})
+
+    @cached_property
+    def extremes(self) -> list[Plan]:
+        """One mechanism before all others, everywhere: whoever asks for little gets one of these."""
+        orders = (
+            (OFFLOAD,),
+            (RECOMPUTE, OFFLOAD, ENCODE),
+            (ENCODE, OFFLOAD, RECOMPUTE),
+            (ENCODE_OFFLOAD, OFFLOAD, RECOMPUTE),
+            (RECOMPUTE, ENCODE),
+        )
+        plans = [compose(self.ground, self._preferring(order), 0) for order in orders]
+        return [*plans, *self._offload_floor()]
+
+    def _preferring(self, order: tuple[str, ...]) -> tuple[int, ...]:
+        choices = []
+        for item in self.ground.items:
+            kinds = [option.kind for option in item.options]
+            choices.append(next((kinds.index(kind) + 1 for kind in order if kind in kinds), KEEP))
+        return tuple(choices)
+
+    def _offload_floor(self) -> Iterator[Plan]:
+        """What offloading alone can come down to where tiers are bounded."""
+        try:
+            yield replace(offload.solve(replace(self.problem, budget_nbytes=0)), strategy=NAME)
+        except Infeasible as reason:
+            least = offload.solve(replace(self.problem, budget_nbytes=reason.minimum_nbytes))
+            yield replace(least, strategy=NAME)
+
+    @cached_property
+    def lowest(self) -> Plan:
+        return min(self.extremes, key=lambda plan: plan.peak_nbytes)
+
+    def _climb_down(self, budget_nbytes: int) -> None:
+        """From the budget's own rung downwards, until no lower one can be faster, or the work is done."""
+        self.found += self.extremes
+        for rung in reversed([rung for rung in self.rungs if rung <= budget_nbytes]):
+            fastest_s = min((p.step_time_s for p in self.found if p.peak_nbytes <= budget_nbytes), default=float("inf"))
+            if self.work_left <= 0 or self._bound_s(rung) >= fastest_s * (1 - NOISE):
+                break
+            self.found += self._plans_at(rung)
+
+    def _plans_at(self, budget_nbytes: int) -> list[Plan]:
+        """What the program proposes for one budget, believing more and more that links are slow."""
+        plans: list[Plan] = []
+        for scale in LINK_SCALES:
+            plan = self._proposed(budget_nbytes, scale)
+            plans += [] if plan is None else [plan]
+            if plan is None or plan.timeline.stall_s < STALL_WORTH_A_TRY * plan.step_time_s or self.work_left <= 0:
+                break
+        return plans
+
+    @cached_property
+    def model(self) -> Model:
+        return Model(self.ground, units(self.ground))
+
+    def _proposed(self, budget_nbytes: int, link_scale: float) -> Plan | None:
+        learned = Learned(list(self.rows))
+        for _ in range(ROUNDS):
+            choices = self._model_fits(budget_nbytes, learned, link_scale)
+            if choices is None:
+                break
+            plan = self._composed(choices, budget_nbytes)
+            if plan.peak_nbytes <= budget_nbytes:
+                return plan
+            wrong = margins(self.model.nbytes_of(choices), largest_per_step(plan), budget_nbytes)
+            learned.margin_nbytes.update({s: max(n, learned.margin_nbytes.get(s, 0)) for s, n in wrong.items()})
+            learned.rows += [step for step in wrong if step not in learned.rows][:NEW_ROWS]
+            if self.work_left <= 0:
+                break
+        return self._greedily(budget_nbytes)
+
+    def _model_fits(self, budget_nbytes: int, learned: Learned, link_scale: float) -> tuple[int, ...] | None:
+        """Solve, look for steps that the program did not ask about, ask, solve again."""
+        for _ in range(4 * ROUNDS):
+            self.work_left -= SOLVING
+            solution = self.model.solve(budget_nbytes, learned, link_scale=link_scale)
+            if solution is None:
+                return None
+            level = self.model.nbytes_of(solution.choices)
+            over = _worst_steps(level, budget_nbytes, learned)
+            if not over:
+                return solution.choices
+            learned.rows += over
+            self.rows += [step for step in over if step not in self.rows]
+        return solution.choices
+
+    def _greedily(self, budget_nbytes: int) -> Plan | None:
+        choices = greedy(self.model, budget_nbytes)
+        if choices is None:
+            return None
+        plan = self._composed(choices, budget_nbytes)
+        return plan if plan.peak_nbytes <= budget_nbytes else None
+
+    def _composed(self, choices: tuple[int, ...], budget_nbytes: int) -> Plan:
+        self.work_left -= 2 * len(self.problem.graph)
+        return compose(self.ground, choices, budget_nbytes)
+
+    def _fallback(self, budget_nbytes: int) -> Plan:
+        """What offloading alone finds; it has its own words for what cannot be."""
+        try:
+            return replace(offload.solve(replace(self.problem, budget_nbytes=budget_nbytes)), strategy=NAME)
+        except Infeasible:
+            asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes)
+            way_out = "shrink the batch, or allow exact=False: everything that can be away already is"
+            raise infeasible(replace(self.lowest, problem=asked), way_out) from None
+
+    def _bound_s(self, budget_nbytes: int) -> float:
+        """Compute in the fastest ways, and what every choice adds that fits the step that binds most."""
+        compute_s = float(self.ground.elapsed_s[-1])
+        learned = Learned(list(self.rows))
+        return compute_s + self.model.bound_s(budget_nbytes, learned)
+
+
+def _worst_steps(level: np.ndarray, budget_nbytes: int, learned: Learned) -> list[int]:  # type: ignore[type-arg]
+    """The worst step of each stretch over the budget, the worst stretches first."""
+    allowed = np.full(len(level), budget_nbytes, dtype=np.int64)
+    for step, margin in learned.margin_nbytes.items():
+        allowed[step] -= margin
+    over = level > allowed
+    over[learned.rows] = False
+    worst: list[int] = []
+    for stretch in np.split(np.arange(len(level)), np.flatnonzero(np.diff(over.astype(np.int8))) + 1):
+        if over[stretch[0]]:
+            worst.append(int(stretch[level[stretch].argmax()]))
+    return sorted(worst, key=lambda step: -int(level[step]))[:NEW_ROWS]
