@@ -32,15 +32,14 @@ from vdnn.capture.nodes import (
     tensor_of,
     tensors_of,
 )
-from vdnn.capture.traits import traits_of
+from vdnn.capture.traits import named_arguments, traits_of
 from vdnn.ir import Role, Trait
 
 Rule = Callable[[Call], Split]
 
 RULES: dict[str, Rule] = {**rules_of_views.RULES, **rules_of_math.RULES, **rules_of_layers.RULES}
 
-_WHOLE_TRAITS = frozenset({Trait.RANDOM, Trait.IN_PLACE, Trait.MUST_KEEP, Trait.COLLECTIVE, Trait.UPDATES})
-"""Random numbers are drawn for the whole batch at once, so that they are those of a step in one piece."""
+_WHOLE_TRAITS = frozenset({Trait.IN_PLACE, Trait.MUST_KEEP, Trait.COLLECTIVE, Trait.UPDATES})
 
 
 def batch_of(graph: fx.Graph, plain: Sequence[InputInfo]) -> int:
@@ -93,10 +92,12 @@ class Analysis:
 
     def _meet(self, node: fx.Node) -> None:
         if is_getitem(node):
+            source: Any
+            position: Any
             source, position = node.args
-            result = self.results.get(source, ())[position : position + 1]  # type: ignore[arg-type, operator]
-            if result and isinstance(result[0], Rows):
-                self.rows[node] = result[0]
+            result = self.results[source][position] if source in self.results else None
+            if isinstance(result, Rows):
+                self.rows[node] = result
         elif is_op(node) and any(source in self.rows for source in _read(node)):
             split = self._split(node)
             if split is not None:
@@ -106,7 +107,7 @@ class Analysis:
                 self.rows[node] = self.results[node][0]  # type: ignore[assignment]
 
     def _split(self, node: fx.Node) -> Split | None:
-        if node in self.barred or _WHOLE_TRAITS & traits_of(node.target):
+        if node in self.barred or _runs_whole(node):
             return None
         rule = rule_of(node)
         try:
@@ -146,6 +147,16 @@ class Analysis:
 
 def _read(node: fx.Node) -> list[fx.Node]:
     return [source for source in node.all_input_nodes if tensor_of(source) is not None]
+
+
+def _runs_whole(node: fx.Node) -> bool:
+    """Random numbers are drawn for the whole batch at once, so that they are those of a step in one piece. Attention
+    without dropout draws none."""
+    traits = traits_of(node.target)
+    if Trait.RANDOM in traits and isinstance(node.target, torch._ops.OpOverload):
+        draws = named_arguments(node.target, node.args, node.kwargs).get("dropout_p") != 0.0
+        return draws or bool(_WHOLE_TRAITS & traits)
+    return bool(_WHOLE_TRAITS & traits)
 
 
 def rule_of(node: fx.Node) -> Rule | None:

@@ -1,8 +1,8 @@
 """Calls written into a copy of a joint graph.
 
-Enters: a joint graph. Leaves: a copy of it, and new calls in that copy, each with the fake tensors that the tracer would
-have seen it return. The one idea: what a call returns is found by running it on fake tensors, never worked out by hand,
-so shapes, strides and aliases of a rewritten graph are PyTorch's own.
+Enters: a joint graph. Leaves: a copy of it, and new calls in that copy, each with the fake tensors that the tracer
+would have seen it return. The one idea: what a call returns is found by running it on fake tensors, never worked out by
+hand, so shapes, strides and aliases of a rewritten graph are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -33,15 +33,19 @@ class Caller:
         self.graph = graph
         self._mode = fake_mode_of(traced)
 
+    def like(self, node: fx.Node, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
+        """A call that returns what `node` returns."""
+        call = self.graph.create_node("call_function", target, args, kwargs, name)
+        copy_meta(node, call)
+        return call
+
     def call(self, like: fx.Node, target: Any, *args: Any, name: str | None = None, **kwargs: Any) -> fx.Node:
-        node = self.graph.create_node("call_function", target, args, kwargs, name)
-        copy_meta(like, node)
+        node = self.like(like, target, *args, name=name, **kwargs)
         set_value(node, self._run(target, args, kwargs))
         return node
 
     def getitem(self, source: fx.Node, position: int, like: fx.Node, name: str | None = None) -> fx.Node:
-        node = self.graph.create_node("call_function", operator.getitem, (source, position), {}, name)
-        copy_meta(like, node)
+        node = self.like(like, operator.getitem, source, position, name=name)
         set_value(node, value_of(source)[position])
         return node
 

@@ -2,8 +2,8 @@
 
 Enters: a joint graph as it was traced. Leaves: a joint graph with the same inputs and outputs, forward and backward
 still apart, in which the chosen ops run once per chunk. The one idea: what bounds every plan is the largest step
-(SuperNeurons, PPoPP 2018, section 3.2), and a step on a k-th of the batch is a k-th of it. The rest of the network, whose
-maps are small, stays at the full batch and its speed.
+(SuperNeurons, PPoPP 2018, section 3.2), and a step on a k-th of the batch is a k-th of it. The rest of the network,
+whose maps are small, stays at the full batch and its speed.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.rows import dims_of
 from vdnn.capture.forms.rules_of_layers import LOSSES
 from vdnn.capture.information import op_name
-from vdnn.capture.nodes import is_getitem, tensor_of, value_of
+from vdnn.capture.nodes import is_getitem, set_value, tensor_of, value_of
 from vdnn.capture.traits import named_arguments
 
 aten = torch.ops.aten
@@ -56,6 +56,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def _replace(node: fx.Node, by: fx.Node) -> None:
+    set_value(by, value_of(node))  # views of the one are views of the other
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
 

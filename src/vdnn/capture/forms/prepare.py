@@ -8,13 +8,14 @@ not from a feature map of their shape, and how many targets count is known befor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
 
 from vdnn.capture.forms.calls import Caller, copy_of
 from vdnn.capture.forms.mean_losses import sum_instead_of_mean
-from vdnn.capture.nodes import is_op, tensor_of
+from vdnn.capture.nodes import is_op, set_value, tensor_of
 from vdnn.capture.tidy import draw_random_numbers_in_place, remove_detaches, separate_phases
 from vdnn.capture.traits import named_arguments, needs_of, traits_of
 from vdnn.ir import Need, Trait
@@ -44,7 +45,9 @@ def _draw_into_constants(graph: fx.Graph) -> None:
     caller = Caller(graph, graph)
     for node in list(graph.nodes):
         if node.target is aten.empty_like.default:
-            node.replace_all_uses_with(_empty(node, node, caller))
+            empty = _empty(node, node, caller)
+            set_value(empty, tensor_of(node))  # what it was: views of it are views of this tensor
+            node.replace_all_uses_with(empty)
             graph.erase_node(node)
         elif is_op(node) and Trait.RANDOM in traits_of(node.target):
             for source in _read_for_their_shape(node):
@@ -61,6 +64,6 @@ def _read_for_their_shape(node: fx.Node) -> list[fx.Node]:
 def _empty(like: fx.Node, before: fx.Node, caller: Caller) -> fx.Node:
     tensor = tensor_of(like)
     assert tensor is not None, f"{like} has no shape"
-    options = {"dtype": tensor.dtype, "device": tensor.device}
+    options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
     with before.graph.inserting_before(before):
         return caller.call(before, aten.empty_strided.default, list(tensor.shape), list(tensor.stride()), **options)

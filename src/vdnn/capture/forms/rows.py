@@ -44,7 +44,7 @@ Result = Rows | Total | None
 """Of each tensor that an op returns; None where it returns none."""
 
 
-class MixesSamples(Exception):  # noqa: N818 - a finding of a rule, no error
+class MixesSamples(Exception):
     """The op, called so, does not run on a part of the batch."""
 
 

@@ -7,6 +7,8 @@ the whole batch. Reductions of losses are sums here; `mean_losses.py` has made t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from vdnn.capture.forms.rows import Call, MixesSamples, Rows, Split, Total, only
 from vdnn.capture.forms.rules_of_math import elementwise
 
@@ -24,11 +26,10 @@ def _leading(call: Call, *names: str) -> Rows:
     return rows
 
 
-def _asked(call: Call, *results: Rows | Total) -> Split:
+def _asked(call: Call, *results: Rows | Total, sizes: Mapping[str, Rows] | None = None) -> Split:
     """The results that the call's `output_mask` asks for."""
-    return call.split(
-        *(result if wanted else None for result, wanted in zip(results, call["output_mask"], strict=True))
-    )
+    asked = zip(results, call["output_mask"], strict=True)
+    return call.split(*(result if wanted else None for result, wanted in asked), sizes=sizes)
 
 
 def convolution(call: Call) -> Split:
@@ -87,9 +88,7 @@ def group_norm(call: Call) -> Split:
 def group_norm_backward(call: Call) -> Split:
     call.whole(call["weight"])
     rows = _leading(call, "grad_out", "input", "mean", "rstd")
-    results = (rows, Total.SUM, Total.SUM)
-    asked = zip(results, call["output_mask"], strict=True)
-    return call.split(*(result if wanted else None for result, wanted in asked), sizes={"N": rows})
+    return _asked(call, rows, Total.SUM, Total.SUM, sizes={"N": rows})
 
 
 def embedding(call: Call) -> Split:
@@ -120,18 +119,21 @@ def attention(call: Call) -> Split:
 
 
 def nll_loss(call: Call) -> Split:
+    call.whole(call["weight"])
+    rows = _leading(call, "self", "target")
+    if call["reduction"] == _NONE:
+        return call.split(rows, Total.SUM)
     if call["reduction"] != _SUM:
         raise MixesSamples
-    call.whole(call["weight"])
-    _leading(call, "self", "target")
     return call.split(Total.SUM, Total.SUM)
 
 
 def nll_loss_backward(call: Call) -> Split:
     """The total weight is that of the whole batch, whatever the reduction."""
+    call.whole(call["weight"], call["total_weight"])
     if call["reduction"] == _NONE:
-        raise MixesSamples
-    call.whole(call["grad_output"], call["weight"], call["total_weight"])
+        return call.split(_leading(call, "grad_output", "self", "target"))
+    call.whole(call["grad_output"])
     return call.split(_leading(call, "self", "target"))
 
 

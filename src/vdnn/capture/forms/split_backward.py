@@ -11,6 +11,7 @@ the same maps for each of their results.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -38,24 +39,27 @@ def splits_any(graph: fx.Graph) -> bool:
 def _asked_for_both(graph: fx.Graph) -> list[fx.Node]:
     """Convolution backwards that are asked for the gradients of both input and weights."""
     found = graph.find_nodes(op="call_function", target=aten.convolution_backward.default)
-    return [node for node in found if node.args[_MASK][0] and node.args[_MASK][1]]  # type: ignore[index]
+    return [node for node in found if all(node.args[_MASK][:2])]
 
 
 def _split(node: fx.Node, caller: Caller) -> None:
-    *args, mask = node.args
-    _, _, wants_bias = mask  # type: ignore[misc]
+    wants_bias = node.args[_MASK][2]  # type: ignore[index]
     with node.graph.inserting_before(node):
-        of_weights = caller.call(node, node.target, *args, [False, True, wants_bias], name=f"{node.name}_weights")
-        weights = _taken(node, of_weights, (1, 2), caller)
-        of_input = caller.call(node, node.target, *args, [True, False, False], name=f"{node.name}_input")
-        results = {**weights, **_taken(node, of_input, (0,), caller)}
+        weights = _part(node, "weights", [False, True, wants_bias], caller)
+        results = {**weights, **_part(node, "input", [True, False, False], caller)}
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         node.graph.erase_node(user)
     node.graph.erase_node(node)
 
 
-def _taken(node: fx.Node, source: fx.Node, positions: tuple[int, ...], caller: Caller) -> dict[Any, fx.Node]:
-    """The results of `node` that someone takes, now from `source`."""
+def _part(node: fx.Node, name: str, mask: list[Any], caller: Caller) -> dict[Any, fx.Node]:
+    """A call for some of the results of `node`, and those that someone takes, by position. They are the same fake
+    tensors as before, so that views of them are theirs."""
+    call = caller.like(node, node.target, *node.args[:_MASK], mask, name=f"{node.name}_{name}")
     taken = {user.args[1]: user for user in node.users}
-    return {position: caller.getitem(source, position, taken[position]) for position in positions if position in taken}
+    return {
+        position: caller.like(taken[position], operator.getitem, call, position)
+        for position, wanted in enumerate(mask)
+        if wanted and position in taken
+    }

@@ -31,7 +31,7 @@ aten = torch.ops.aten
 Bounds = Sequence[tuple[int, int]]
 
 
-class CannotSplit(Exception):  # noqa: N818 - a finding, no error
+class CannotSplit(Exception):
     """An op does not return the promised rows when it runs on a part of the batch."""
 
     def __init__(self, op: fx.Node) -> None:
