@@ -26,6 +26,12 @@ def good(batch):
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 2), nn.BatchNorm1d(2))
     return model, torch.randn(batch, 4), lambda output: output.square().mean()
 
+def convolutions(batch):
+    torch.manual_seed(0)
+    layers = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU()]
+    tail = [nn.Conv2d(32, 16, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4)]
+    return nn.Sequential(*layers, *tail), torch.randn(batch, 3, 32, 32)
+
 def chatty(batch):
     print("hello from a factory")
     return good(batch)
@@ -169,7 +175,7 @@ def test_an_interrupt_is_not_an_error_of_the_program(capsys: pytest.CaptureFixtu
     assert "interrupted" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["models", "inspect", "train", "doctor"])
+@pytest.mark.parametrize("command", ["models", "inspect", "plan", "explain", "compare", "fit", "train", "doctor"])
 def test_every_help_ends_in_two_examples(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
@@ -214,6 +220,18 @@ def test_train_with_verify_is_equal_to_plain_pytorch(capsys: pytest.CaptureFixtu
     record = answer(capsys, "train", "usernets:good", "--batch", "8", "--steps", "3", "--verify", "--optimizer", "adam")
     assert record["verified"]["equal"]
     assert record["verified"]["num_compared"] > 3 * 8
+
+
+def test_train_names_the_ops_that_inexact_lets_sum_in_another_order(capsys: pytest.CaptureFixture[str]) -> None:
+    """Within so little the weights' gradients are sums of sums: each whole one needs too much workspace."""
+    arguments = ("train", "usernets:convolutions", "--batch", "16", "--steps", "1", "--strategy", "offload")
+    [piece] = answer(capsys, *arguments, "--budget", "65%", "--inexact")["report"]["pieces"]
+    assert piece["inexact"]
+
+
+def test_an_inexact_run_cannot_be_verified(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "usernets:good", "--batch", "8", "--inexact", "--verify"]) == 2
+    assert "--inexact allows other bits: leave one of them out" in capsys.readouterr().err
 
 
 def test_verify_notices_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
