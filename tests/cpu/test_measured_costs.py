@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from time import sleep
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from vdnn.cost.cache import CostCache
+from vdnn.cost.company import LONG_OP_S
 from vdnn.cost.measured import OpCall, measure
 from vdnn.cost.op_memory import highest_over_last, workspace_nbytes
 
@@ -71,15 +73,39 @@ def test_what_the_cache_knows_is_not_run(cache: CostCache):
     assert made == ["a"]
 
 
-def test_a_step_without_a_call_is_free(cache: CostCache):
-    cost = measure([None], cache)[0]
-    assert (cost.seconds, cost.workspace_nbytes) == (0.0, 0)
+def test_a_step_without_a_call_costs_what_a_view_costs(cache: CostCache):
+    view, product = measure([None, matmul(256)], cache).ops
+    assert view.workspace_nbytes == 0
+    assert 0 < view.seconds < product.seconds
 
 
 def test_progress_counts_what_had_to_be_measured(cache: CostCache):
     seen: list[tuple[int, int]] = []
-    measure([matmul(8), None, matmul(16), matmul(8)], cache, progress=lambda done, total: seen.append((done, total)))
+    measure([matmul(8), matmul(16), matmul(8)], cache, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(1, 2), (2, 2)]
+
+
+def noted(key: str, runs: list[str], seconds: float = 0.0) -> OpCall:
+    """An op that writes down each time it runs, and takes its time."""
+
+    def run() -> None:
+        runs.append(key)
+        sleep(seconds)
+
+    return OpCall(key, lambda: run)
+
+
+def test_ops_are_timed_in_company(cache: CostCache):
+    runs: list[str] = []
+    measure([noted("a", runs), noted("b", runs)], cache, repeats=2)
+    assert runs[-4:] == ["a", "b", "a", "b"]
+
+
+def test_a_long_op_is_timed_alone(cache: CostCache):
+    runs: list[str] = []
+    measure([noted("a", runs), noted("long", runs, LONG_OP_S), noted("b", runs)], cache, repeats=2)
+    assert runs.count("long") == 4
+    assert [key for key in runs if key != "long"][-4:] == ["a", "b", "a", "b"]
 
 
 def test_a_large_product_takes_longer_than_a_small_one(cache: CostCache):

@@ -1,22 +1,22 @@
 """Time and workspace of every op, by running it on this machine's CPU.
 
-Enters: one `OpCall` per step, or None for a step that costs nothing. Leaves: a `CostTable`. The one idea: networks
-repeat themselves, so equal calls (same op, shapes, strides, dtypes, scalars) share a key, each key is measured once
-and then remembered by the `CostCache`. Time and memory are measured in separate runs: the recording would count as
-time for small ops.
+Enters: one `OpCall` per step, or None for a view. Leaves: a `CostTable`. The one idea: networks repeat themselves, so
+equal calls (same op, shapes, strides, dtypes, scalars) share a key, each key is measured once and then remembered by
+the `CostCache`. Time and memory are measured in separate runs: the recording would count as time for small ops. Ops are
+timed in company (`company.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`).
 
 An op may have variants (`OpVariant`), other ways of computing it. They are measured as ops are, and held to the op's
 own bits on the inputs they are measured with.
 
-Measuring leaves no trace: the random generator is put back, and no gradient graph is built. Weakness: inputs of a
-call lie in the caches after the first run, so small memory-bound ops look a little faster than they are between
-others.
+A view moves no bytes but is a call like any other; what that takes is measured too, once.
+
+Measuring leaves no trace: the random generator is put back, and no gradient graph is built.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -24,19 +24,16 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from vdnn.cost.cache import CostCache
+from vdnn.cost.company import SINGLE_RUN_S, laps_of, naming, timed
 from vdnn.cost.op_memory import workspace_nbytes
-from vdnn.cost.stopwatch import Lap, Run, lap, typical_s
+from vdnn.cost.stopwatch import Run, typical_s
 from vdnn.cost.table import CostTable, OpCost
 
 log = logging.getLogger(__name__)
 
 REPEATS = 9  # an odd number has a middle; more did not steady the medians on a shared 2-core machine
-LONG_OP_S = 0.5  # from here on the first run counts: warming up takes milliseconds and would not show
-SECONDS_PER_OP = 0.5  # timed runs of one op stop here: ops of 100 ms run 5 times
 REPEATS_OF_VARIANTS = 3  # there are several of each op: a third of the repeats keeps measuring as long as it was
 WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
-FREE = OpCost(0.0, 0, "free")
-
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -67,6 +64,14 @@ class OpCall:
 Progress = Callable[[int, int], None]
 
 
+def _view() -> Run:
+    base = torch.empty(4, 4)
+    return lambda: torch.ops.aten.view.default(base, [16])
+
+
+VIEW = OpCall("a view", _view)
+
+
 def measure(
     calls: Sequence[OpCall | None],
     cache: CostCache,
@@ -75,9 +80,11 @@ def measure(
     progress: Progress | None = None,
 ) -> CostTable:
     """One cost per call. `progress(done, total)` counts what had to be measured."""
-    distinct = {call.key: call for call in calls if call is not None}
-    costs = _known_or_measured(distinct, lambda key: measure_one(distinct[key], repeats), cache, progress)
-    return CostTable(tuple(FREE if call is None else costs[call.key] for call in calls))
+    distinct = {call.key: call for call in (call or VIEW for call in calls)}
+    costs = _known_or_measured(
+        distinct, lambda keys: timed({key: distinct[key].make for key in keys}, repeats), cache, progress
+    )
+    return CostTable(tuple(costs[(call or VIEW).key] for call in calls))
 
 
 def measure_variants(
@@ -99,7 +106,9 @@ def measure_variants(
             }
             keys[step] = list(offered)
             wanted |= offered
-    found = _known_or_measured(wanted, lambda key: measure_variant(key, *wanted[key]), cache, progress)
+    found = _known_or_measured(
+        wanted, lambda keys: ((key, measure_variant(key, *wanted[key])) for key in keys), cache, progress
+    )
     named = {key: replace(cost, variant=wanted[key][0].name) for key, cost in found.items()}
     choices = {
         step: undominated([costs[step], *(named[key] for key in of_step if named[key].exact or not exact)])
@@ -118,35 +127,36 @@ def undominated(costs: Iterable[OpCost]) -> tuple[OpCost, ...]:
 
 
 def _known_or_measured(
-    keys: Mapping[str, object], measure_key: Callable[[str], OpCost], cache: CostCache, progress: Progress | None
+    keys: Iterable[str],
+    measured: Callable[[Sequence[str]], Iterator[tuple[str, OpCost]]],
+    cache: CostCache,
+    progress: Progress | None,
 ) -> dict[str, OpCost]:
     costs = cache.lookup(keys)
     unknown = [key for key in keys if key not in costs]
     begin = perf_counter()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for done, key in enumerate(unknown, start=1):
-            costs[key] = measure_key(key)
-            cache.store(key, costs[key])
+        for done, (key, cost) in enumerate(measured(unknown), start=1):
+            costs[key] = cost
+            cache.store(key, cost)
             if progress is not None:
                 progress(done, len(unknown))
-    log.info("measured %d of %d distinct ops in %.1f s", len(unknown), len(keys), perf_counter() - begin)
+    log.info("measured %d distinct ops in %.1f s", len(unknown), perf_counter() - begin)
     return costs
 
 
 def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
-    """As `measure_one`. What is larger and slower than the op itself at its first run is not looked at further."""
-    try:
+    """Of one variant. What is larger and slower than the op itself at its first run is not looked at further."""
+    with naming(key):
         run, op = variant.make()
         exact = variant.may_be_exact and same_bits(run(), op())
         begin = perf_counter()
         workspace = workspace_nbytes(run)
         first_s = perf_counter() - begin
         is_worse = workspace >= given.workspace_nbytes and first_s > given.seconds
-        seconds = first_s if is_worse or first_s >= LONG_OP_S else run_s(run, REPEATS_OF_VARIANTS)
+        is_enough = is_worse or first_s >= SINGLE_RUN_S
+        seconds = first_s if is_enough else typical_s(laps_of(run, REPEATS_OF_VARIANTS))
         return OpCost(seconds, workspace, "measured", exact=exact)
-    except Exception as error:
-        error.add_note(f"while measuring what {key} costs")
-        raise
 
 
 def same_bits(one: object, other: object) -> bool:
@@ -160,27 +170,3 @@ def same_bits(one: object, other: object) -> bool:
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(_INTEGERS[tensor.element_size()])
-
-
-def measure_one(call: OpCall, repeats: int = REPEATS) -> OpCost:
-    """Warm up, record memory, time. An op that fails says which one it was."""
-    try:
-        run = call.make()
-        begin = perf_counter()
-        workspace = workspace_nbytes(run)
-        first_s = perf_counter() - begin
-        if first_s >= LONG_OP_S:
-            return OpCost(first_s, workspace, "measured")
-        # The first call may also have made what the library keeps for good: the second is the one to believe.
-        return OpCost(run_s(run, repeats), workspace_nbytes(run), "measured")
-    except Exception as error:
-        error.add_note(f"while measuring what {call.key} costs")
-        raise
-
-
-def run_s(run: Run, repeats: int) -> float:
-    """Of so many runs, or as many as the time allows: the middle of those that nobody disturbed."""
-    laps: list[Lap] = []
-    while not laps or (len(laps) < repeats and sum(one.seconds for one in laps) < SECONDS_PER_OP):
-        laps.append(lap(run))
-    return typical_s(laps)
