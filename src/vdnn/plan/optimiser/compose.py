@@ -122,7 +122,7 @@ def _last_use(ground: Ground, storage: int) -> int:
 
 
 def _copies(ground: Ground, returns: Returns) -> Iterator[Choice]:
-    """What travels, with tiers that have room; the nearest for those that are back soonest. What finds no room stays."""
+    """What travels, with tiers that have room, the nearest for those that are back soonest; what finds no room stays."""
     room = Room(ground.problem.hardware, len(ground.graph))
     chosen = [(k, option) for k, option in returns.option_of.items() if option.tier is not None]
     for k, option in sorted(chosen, key=lambda pair: ground.away_s(ground.items[pair[0]].gap)):

@@ -21,11 +21,14 @@ from math import prod
 import numpy as np
 
 from vdnn.errors import Infeasible
+from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.gaps import Bytes
 from vdnn.plan.infeasible import infeasible
 from vdnn.plan.optimiser.compose import KEEP, NAME, compose
 from vdnn.plan.optimiser.greedy import greedy
 from vdnn.plan.optimiser.items import ENCODE, ENCODE_OFFLOAD, OFFLOAD, RECOMPUTE, Ground
 from vdnn.plan.optimiser.model import Learned, Model, margins
+from vdnn.plan.optimiser.program import Optimiser
 from vdnn.plan.optimiser.ties import units
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -35,10 +38,10 @@ from vdnn.plan.strategies.offload import largest_per_step
 RUNGS = 48
 """Of the ladder of budgets: what is lost by rounding down is at most a fiftieth of what there is to save."""
 
-TRIED_OUT = 600
+TRIED_OUT = 300
 """Combinations of choices up to which all of them are tried."""
 
-SIMULATED_STEPS = 60_000
+SIMULATED_STEPS = 50_000
 """How many simulated steps the search may take, at some twenty microseconds each; at least a few plans."""
 
 SOLVING = 2_000
@@ -56,6 +59,9 @@ LINK_SCALES = (1.0, 1.6, 4.0)
 
 STALL_WORTH_A_TRY = 2e-3
 """Of the step time: below this nobody looks for a plan that waits less."""
+
+SMALL = 200
+"""Steps up to which every budget below the one asked for is looked at, until the bound forbids that it is faster."""
 
 NOISE = 1e-9
 """Of a step time: what adding up a million numbers may lose."""
@@ -110,7 +116,7 @@ class Search:
             bare = compose(self.ground, choices, 0)
             yield bare
             if any(choices):
-                yield from (compose(self.ground, choices, rung) for rung in self.rungs[::6] if rung > bare.peak_nbytes)
+                yield from (compose(self.ground, choices, rung) for rung in self.rungs[:: RUNGS // 3] if rung > bare.peak_nbytes)
 
     @cached_property
     def rungs(self) -> list[int]:
@@ -130,7 +136,8 @@ class Search:
             (RECOMPUTE, ENCODE),
         )
         plans = [compose(self.ground, self._preferring(order), 0) for order in orders]
-        return [*plans, *self._offload_floor()]
+        reached = min(plan.peak_nbytes for plan in plans) <= minimum_budget(self.problem)[0]
+        return plans if reached else [*plans, *self._offload_floor()]
 
     def _preferring(self, order: tuple[str, ...]) -> tuple[int, ...]:
         choices = []
@@ -156,9 +163,18 @@ class Search:
         self.found += self.extremes
         for rung in reversed([rung for rung in self.rungs if rung <= budget_nbytes]):
             fastest_s = min((p.step_time_s for p in self.found if p.peak_nbytes <= budget_nbytes), default=float("inf"))
-            if self.work_left <= 0 or self._bound_s(rung) >= fastest_s * (1 - NOISE):
+            if self.work_left <= 0 or self._cannot_be_faster(rung, fastest_s):
                 break
             self.found += self._plans_at(rung)
+
+    def _cannot_be_faster(self, budget_nbytes: int, fastest_s: float) -> bool:
+        """By the bound; on large problems already by what the program itself believes of waiting, give or take."""
+        if self._bound_s(budget_nbytes) >= fastest_s * (1 - NOISE):
+            return True
+        if len(self.problem.graph) <= SMALL:
+            return False
+        believed_s = self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows, link_scale=1.0)
+        return believed_s >= fastest_s * (1 - STALL_WORTH_A_TRY)
 
     def _plans_at(self, budget_nbytes: int) -> list[Plan]:
         """What the program proposes for one budget, believing more and more that links are slow."""
@@ -170,9 +186,17 @@ class Search:
                 break
         return plans
 
+    @property
+    def compute_s(self) -> float:
+        return float(self.ground.elapsed_s[-1])
+
     @cached_property
     def model(self) -> Model:
         return Model(self.ground, units(self.ground))
+
+    @cached_property
+    def optimiser(self) -> Optimiser:
+        return Optimiser(self.model)
 
     def _proposed(self, budget_nbytes: int, link_scale: float) -> Plan | None:
         learned = Learned(list(self.rows))
@@ -192,18 +216,19 @@ class Search:
 
     def _model_fits(self, budget_nbytes: int, learned: Learned, link_scale: float) -> tuple[int, ...] | None:
         """Solve, look for steps that the program did not ask about, ask, solve again."""
+        choices: tuple[int, ...] | None = None
         for _ in range(4 * ROUNDS):
             self.work_left -= SOLVING
-            solution = self.model.solve(budget_nbytes, learned, link_scale=link_scale)
+            solution = self.optimiser.solve(budget_nbytes, learned, link_scale=link_scale)
             if solution is None:
                 return None
-            level = self.model.nbytes_of(solution.choices)
-            over = _worst_steps(level, budget_nbytes, learned)
+            choices = solution.choices
+            over = _worst_steps(self.model.nbytes_of(choices), budget_nbytes, learned)
             if not over:
-                return solution.choices
+                break
             learned.rows += over
             self.rows += [step for step in over if step not in self.rows]
-        return solution.choices
+        return choices
 
     def _greedily(self, budget_nbytes: int) -> Plan | None:
         choices = greedy(self.model, budget_nbytes)
@@ -227,12 +252,10 @@ class Search:
 
     def _bound_s(self, budget_nbytes: int) -> float:
         """Compute in the fastest ways, and what every choice adds that fits the step that binds most."""
-        compute_s = float(self.ground.elapsed_s[-1])
-        learned = Learned(list(self.rows))
-        return compute_s + self.model.bound_s(budget_nbytes, learned)
+        return self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows)
 
 
-def _worst_steps(level: np.ndarray, budget_nbytes: int, learned: Learned) -> list[int]:  # type: ignore[type-arg]
+def _worst_steps(level: Bytes, budget_nbytes: int, learned: Learned) -> list[int]:
     """The worst step of each stretch over the budget, the worst stretches first."""
     allowed = np.full(len(level), budget_nbytes, dtype=np.int64)
     for step, margin in learned.margin_nbytes.items():
