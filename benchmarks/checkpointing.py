@@ -150,7 +150,7 @@ def step_with(load: Workload, forwards: Forwards) -> Callable[..., Any]:
 @contextmanager
 def replaced(forwards: Forwards) -> Iterator[None]:
     for module, forward in forwards.items():
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
     try:
         yield
     finally:

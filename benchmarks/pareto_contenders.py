@@ -15,7 +15,7 @@ Enters: a workload. Leaves: `Contender`s, each a function that trains one step f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,10 +40,18 @@ COMPILED_FAMILIES = (AOT_EAGER, INDUCTOR)
 OUR_FAMILIES = (EXACT, INEXACT)
 FAMILIES = (*EAGER_FAMILIES, *COMPILED_FAMILIES, *OUR_FAMILIES)
 
-ACTIVATION_BUDGETS = (1.0, 0.7, 0.5, 0.3, 0.1)
 NUM_PARTS = (2, 4)
-SHARES = (100, 75, 50, 35, 25)  # percent of keep-all's peak
 STRATEGY = "auto" if "auto" in STRATEGIES else "superneurons"
+
+
+@dataclass(frozen=True)
+class Lineup:
+    """Who is let in: families, the activation memory budgets of compiled ones, and vdnn's shares of keep-all's peak in
+    percent."""
+
+    families: tuple[str, ...] = FAMILIES
+    activation_budgets: tuple[float, ...] = (1.0, 0.7, 0.5, 0.3, 0.1)
+    shares: tuple[int, ...] = (100, 75, 50, 35, 25)
 
 
 @dataclass(frozen=True)
@@ -109,8 +117,8 @@ def train_in_parts(load: Workload, num_parts: int) -> Tensor:
     return total
 
 
-def compiled_contenders(load: Workload, family: str) -> Iterator[Contender]:
-    for budget in ACTIVATION_BUDGETS:
+def compiled_contenders(load: Workload, family: str, budgets: Sequence[float]) -> Iterator[Contender]:
+    for budget in budgets:
         step = compiled_step(load, family, budget)
         yield Contender(f"{family} {budget}", family, partial(train_with, load, step))
 
@@ -127,10 +135,12 @@ def compiled_step(load: Workload, backend: str, budget: float) -> Callable[..., 
     return step
 
 
-def vdnn_contenders(load: Workload, family: str, peaks: Mapping[str, int]) -> Iterator[Contender]:
+def vdnn_contenders(
+    load: Workload, family: str, shares: Sequence[int], peaks: Mapping[str, int]
+) -> Iterator[Contender]:
     """At shares of keep-all's peak, and at `peaks`: measured bytes by the name of who had them."""
     marks = "" if family == EXACT else ", inexact"
-    budgets: dict[str, int | str] = {f"{STRATEGY} {share} %{marks}": f"{share}%" for share in SHARES}
+    budgets: dict[str, int | str] = {f"{STRATEGY} {share} %{marks}": f"{share}%" for share in shares}
     budgets |= {within(peer, family): nbytes for peer, nbytes in peaks.items()}
     for name, budget in budgets.items():
         step = vdnn.virtualize(load.step, budget=budget, strategy=STRATEGY, exact=family == EXACT)

@@ -1,6 +1,6 @@
 """One network of `benchmarks/pareto.py`: everybody made ready, compared, weighed and timed.
 
-Enters: a workload and the families that take part. Leaves: an `Entry` per contender. First each is compiled and warm,
+Enters: a workload and a line-up. Leaves: an `Entry` per contender. First each is compiled and warm,
 its gradients are compared with eager's and one of its steps is recorded for its peak; then all take turns, and only
 their times are taken. What stops a contender is written down, and the others go on.
 """
@@ -11,7 +11,7 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,6 +19,7 @@ from pareto_contenders import (
     COMPILED_FAMILIES,
     OUR_FAMILIES,
     Contender,
+    Lineup,
     compiled_contenders,
     eager_contenders,
     vdnn_contenders,
@@ -30,7 +31,6 @@ from torch import Tensor
 from vdnn.models.spec import Workload
 from vdnn.plan.plan import Plan
 
-WARM_UP = 2  # the first step compiles, and vdnn watches it; in the second, memory pools fill
 SEED = 7  # of the step whose gradients are compared
 
 
@@ -40,6 +40,7 @@ class Entry:
 
     contender: Contender
     memory: StepMemory | None = None
+    staging_nbytes: int = 0
     difference: str = ""
     ready_s: float = 0.0
     error: str = ""
@@ -60,34 +61,32 @@ class Entry:
         found, contender = self.measured, self.contender
         if found.memory is None or not found.seconds:
             return None
-        nbytes = found.memory.peak_nbytes
-        return Point(contender.name, contender.family, nbytes, tuple(found.seconds), contender.is_same_step)
+        figures = (found.memory.peak_nbytes, tuple(found.seconds), contender.is_same_step, found.staging_nbytes)
+        return Point(contender.name, contender.family, *figures)
 
 
 class Reference:
-    """Gradients and buffers of eager's step with a fixed seed: what everybody's are compared with."""
+    """Gradients and buffers of a plain step with a fixed seed: what everybody's are compared with."""
 
     def __init__(self, load: Workload) -> None:
         self._load = load
         self._before = [buffer.clone() for buffer in load.model.buffers()]
-        self._gradients: list[Tensor] = []
-        self._after: list[Tensor] = []
+        self._gradients = self._train(lambda: load.step(*load.args).backward())
+        self._after = [buffer.clone() for buffer in load.model.buffers()]
 
     def difference(self, contender: Contender) -> str:
-        """In words. The first contender to come is what the others are compared with."""
+        """In words."""
+        found = relative_difference(self._train(contender.train), self._gradients)
+        buffers = zip(self._load.model.buffers(), self._after, strict=True)
+        return found if all(torch.equal(a, b) for a, b in buffers) else f"{found}; other running statistics"
+
+    def _train(self, train: Callable[[], object]) -> list[Tensor]:
         self._load.model.zero_grad(set_to_none=True)
         for buffer, before in zip(self._load.model.buffers(), self._before, strict=True):
             buffer.copy_(before)
         torch.manual_seed(SEED)
-        contender.train()
-        gradients = [p.grad for p in self._load.model.parameters() if p.grad is not None]
-        if not self._gradients:
-            self._gradients = gradients
-            self._after = [buffer.clone() for buffer in self._load.model.buffers()]
-            return "the reference"
-        after = zip(self._load.model.buffers(), self._after, strict=True)
-        moved = "" if all(torch.equal(a, b) for a, b in after) else "; other running statistics"
-        return relative_difference(gradients, self._gradients) + moved
+        train()
+        return [parameter.grad for parameter in self._load.model.parameters() if parameter.grad is not None]
 
 
 def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> str:
@@ -99,33 +98,33 @@ def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]
     return f"{(apart / size) ** 0.5:.1e}"
 
 
-def compare(load: Workload, families: Sequence[str], rounds: int) -> list[Entry]:
-    """Everybody of these families on one workload."""
+def compare(load: Workload, lineup: Lineup, rounds: int) -> list[Entry]:
+    """The whole line-up on one workload."""
     reference = Reference(load)
     with uncounted_mappings() as mappings:
-        entries = list(prepare_all(load, families, reference, mappings))
+        entries = list(prepare_all(load, lineup, reference, mappings))
     del reference
     race(load, entries, rounds)
     torch._dynamo.reset()  # the next network starts without this one's compiled code
     return entries
 
 
-def prepare_all(load: Workload, families: Sequence[str], reference: Reference, mappings: Mappings) -> Iterator[Entry]:
+def prepare_all(load: Workload, lineup: Lineup, reference: Reference, mappings: Mappings) -> Iterator[Entry]:
     """Eager ones first: their peaks are vdnn's budgets. Of vdnn's equal plans, one is measured."""
     peaks: dict[str, int] = {}
     known: dict[Hashable, Entry] = {}
     for contender in eager_contenders(load):
-        if contender.family in families:
+        if contender.family in lineup.families:
             entry = prepared(load, contender, reference, mappings, known)
             if entry.memory is not None:
                 peaks[entry.name] = entry.memory.peak_nbytes
             yield entry
-    for family in families:
+    for family in lineup.families:
         contenders: Iterator[Contender] = iter(())
         if family in COMPILED_FAMILIES:
-            contenders = compiled_contenders(load, family)
+            contenders = compiled_contenders(load, family, lineup.activation_budgets)
         if family in OUR_FAMILIES:
-            contenders = vdnn_contenders(load, family, peaks)
+            contenders = vdnn_contenders(load, family, lineup.shares, peaks)
         for contender in contenders:
             yield prepared(load, contender, reference, mappings, known)
 
@@ -154,13 +153,11 @@ def prepared(
 
 
 def measure(entry: Entry, load: Workload, reference: Reference, mappings: Mappings, before_nbytes: int) -> None:
-    for _ in range(WARM_UP - 1):
-        timed(load, entry.contender)
+    entry.difference = reference.difference(entry.contender)  # its second step: now memory pools are full
     load.model.zero_grad(set_to_none=True)
     held_nbytes = max(live_nbytes() - before_nbytes, 0)
     if entry.contender.uses_slower_tiers():
-        held_nbytes += mappings.resident_staging_nbytes()
-    entry.difference = reference.difference(entry.contender)
+        entry.staging_nbytes = mappings.resident_staging_nbytes()
     entry.memory = step_memory(entry.contender.train, load, held_nbytes)
 
 

@@ -102,10 +102,10 @@ def legend(families: Sequence[str]) -> Iterator[str]:
 
 
 def panel(title: str, points: Sequence[Point]) -> Iterator[str]:
-    unit, nbytes = ("GiB", GiB) if max(point.peak_nbytes for point in points) >= GiB else ("MiB", MiB)
-    x = padded([point.peak_nbytes / nbytes for point in points], LEFT, PANEL_WIDTH - RIGHT)
+    unit, nbytes = ("GiB", GiB) if max(point.total_nbytes for point in points) >= GiB else ("MiB", MiB)
+    x = padded([point.total_nbytes / nbytes for point in points], LEFT, PANEL_WIDTH - RIGHT)
     y = padded([point.time_s for point in points], PANEL_HEIGHT - BOTTOM, TOP)
-    places = {point: (x(point.peak_nbytes / nbytes), y(point.time_s)) for point in points}
+    places = {point: (x(point.total_nbytes / nbytes), y(point.time_s)) for point in points}
     yield text(LEFT, TOP - 10, title, weight="bold")
     yield from axes(x, y, f"peak of a step, {unit}")
     yield from eager_lines(places)
@@ -149,7 +149,7 @@ def family_marks(found: Sequence[tuple[Point, tuple[float, float]]], look: Look,
         yield joined(sorted(place for _, place in found), look)
     for point, (x, y) in found:
         low, high = spread(point)
-        said = f"{point.name}: {point.peak_nbytes / MiB:.0f} MiB, {point.time_s:.3f} s"
+        said = f"{point.name}: {point.total_nbytes / MiB:.0f} MiB, {point.time_s:.3f} s"
         yield line(x, scale(low), x, scale(high), look.colour)
         yield f"<g><title>{escape(said)}</title>{mark(x, y, look)}</g>"
 

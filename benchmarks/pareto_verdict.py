@@ -14,21 +14,27 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True)
 class Point:
-    """`seconds[i]` is from round i. `is_same_step` is False for who computes something else than the plain step."""
+    """`seconds[i]` is from round i. `is_same_step` is False for who computes something else than the plain step.
+    `staging_nbytes` is memory outside the tensors' peak that goes with it."""
 
     name: str
     family: str
     peak_nbytes: int
     seconds: tuple[float, ...]
     is_same_step: bool = True
+    staging_nbytes: int = 0
 
     @property
     def time_s(self) -> float:
         return median(self.seconds)
 
+    @property
+    def total_nbytes(self) -> int:
+        return self.peak_nbytes + self.staging_nbytes
+
 
 def dominates(peer: Point, point: Point) -> bool:
-    return peer.peak_nbytes <= point.peak_nbytes and peer.time_s <= point.time_s
+    return peer.total_nbytes <= point.total_nbytes and peer.time_s <= point.time_s
 
 
 def middle_half(point: Point, base: Point) -> tuple[float, float]:
@@ -48,11 +54,13 @@ def over(point: Point, base: Point) -> str:
 
 
 def verdicts(points: Sequence[Point], families: Sequence[str]) -> Iterator[str]:
-    """One line for each of our `families`, and one for the peers that ours dominate."""
+    """A line for each of our `families`, and one for the peers that it dominates."""
     peers = [point for point in points if point.family not in families]
     for family in families:
         ours = [point for point in points if point.family == family]
-        if ours and peers:
+        if not ours:
+            yield f"- {family}: no point of its own."
+        elif peers:
             yield f"- {family}: {verdict(ours, [peer for peer in peers if peer.is_same_step])}"
             yield from aside(ours, [peer for peer in peers if not peer.is_same_step])
             yield f"- {family}, the other way round: {beaten_by(ours, peers)}"
@@ -79,7 +87,7 @@ def strongest(point: Point, peers: Sequence[Point]) -> Point | None:
 
 
 def against(peer: Point, point: Point) -> str:
-    return f"{peer.name}, {peer.peak_nbytes / point.peak_nbytes:.3f} of the bytes, {over(peer, point)}"
+    return f"{peer.name}, {peer.total_nbytes / point.total_nbytes:.3f} of the bytes, {over(peer, point)}"
 
 
 def beaten_by(ours: Sequence[Point], peers: Sequence[Point]) -> str:

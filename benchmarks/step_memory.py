@@ -6,8 +6,8 @@ highest running sum over one step, on top of what is there when it begins, is th
 
 What is there when a step begins: parameters, buffers and the sample; and what a contender keeps from step to step,
 found as the growth of all live tensors since before it was built. Two kinds of vdnn's memory do not come from that
-allocator, and `uncounted_mappings` brings them in: blocks for codes, and staging buffers of the disk tier, of which
-the resident pages count.
+allocator, and `uncounted_mappings` finds them: blocks for codes, which then count like tensors, and the staging
+buffers of the disk tier. All models share those, so they are a figure of their own: the pages with memory behind them.
 
 Not in the figure, for anybody: what libraries keep for the life of the process, compiled code, Python's own objects.
 """

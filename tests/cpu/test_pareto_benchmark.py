@@ -128,7 +128,7 @@ def test_a_contender_that_fails_is_a_row_with_its_error(
         yield measuring.Contender("eager", "eager", train)
 
     monkeypatch.setattr(measuring, "eager_contenders", broken)
-    entries = measuring.compare(models.load("vit", 4, small=True), ["eager"], rounds=1)
+    entries = measuring.compare(models.load("vit", 4, small=True), measuring.Lineup(("eager",)), rounds=1)
     assert next(benchmark.rows(entries))[:2] == ["eager", "failed: RuntimeError: no such kernel"]
 
 
@@ -153,8 +153,8 @@ def test_batch_normalization_makes_accumulation_another_computation(contenders: 
 
 
 def test_a_round_measures_every_eager_contender_beside_eager(measuring: ModuleType) -> None:
-    families = ["eager", "checkpoint", "accumulation"]
-    entries = measuring.compare(models.load("resnet50", 4, small=True), families, rounds=2)
+    lineup = measuring.Lineup(("eager", "checkpoint", "accumulation"))
+    entries = measuring.compare(models.load("resnet50", 4, small=True), lineup, rounds=2)
     assert [entry.error for entry in entries] == [""] * 6
     assert {len(entry.seconds) for entry in entries} == {2}
     by_name = {entry.name: entry for entry in entries}

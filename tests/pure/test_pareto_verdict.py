@@ -38,6 +38,11 @@ def test_a_peer_that_is_worse_in_one_way_does_not_dominate(verdict: ModuleType, 
     assert not verdict.dominates(verdict.Point("peer", "inductor", nbytes, (seconds,)), ours)
 
 
+def test_staging_counts_when_points_are_judged(verdict: ModuleType) -> None:
+    ours = verdict.Point("auto", "vdnn exact", 100, (1.0,), staging_nbytes=20)
+    assert verdict.dominates(verdict.Point("peer", "inductor", 110, (1.0,)), ours)
+
+
 def test_the_verdict_names_the_fastest_of_the_peers_that_dominate(verdict: ModuleType) -> None:
     points = [
         verdict.Point("auto", "vdnn exact", 100, (1.0, 1.0)),
