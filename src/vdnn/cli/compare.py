@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import asdict
 from typing import Any
 
@@ -31,9 +31,9 @@ from vdnn.plan.figures import Figures, figures, keep_all
 from vdnn.report.text import quiet_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
 
-COLUMNS = (">within", ">peak", ">saved", ">average", ">step time", ">loss", ">moved", ">again")
-ROOMY = frozenset({">within", ">average"})  # what only a wide terminal shows
-WIDE = 100
+COLUMNS = (">within", ">peak", ">saved", ">average", ">step time", ">loss", ">moved", ">FLOP again")
+ROOMY = frozenset({">within", ">saved", ">average"})  # what only a wide terminal shows
+WIDE = 104
 
 
 def compare(
@@ -105,28 +105,32 @@ def _view(asked: Asked, strategies: list[Row], budgets: list[Row], width: int) -
     return sections(
         Group(
             title(f"{asked.name} on {asked.problem.hardware.name}, {bound}"),
-            Text("Saved, and loss of time, are against keep-all. Moved counts both ways, again what is recomputed."),
+            Text(
+                "Saved, and loss of time, are against keep-all. Moved counts both ways."
+                " ≥ stands before the least that a strategy needs."
+            ),
         ),
-        _table("strategy", [(row.label, row) for row in strategies], width),
+        _table("strategy", strategies, width, without={">within"}),
         title(f"{who} within less and less, in shares of keep-all's peak"),
-        _table("budget", [(row.label, row) for row in budgets], width),
+        _table("budget", budgets, width),
     )
 
 
-def _table(first: str, rows: Iterable[tuple[str, Row]], width: int) -> Table:
-    """A row per plan; why there is none stands under the figures that are missing."""
-    columns = [column for column in COLUMNS if width >= WIDE or column not in ROOMY]
+def _table(first: str, rows: Iterable[Row], width: int, without: Set[str] = frozenset()) -> Table:
+    """A row per plan, or what there would have to be for one."""
+    hidden = without if width >= WIDE else without | ROOMY
+    columns = [column for column in COLUMNS if column not in hidden]
     table = quiet_table(first, *columns)
-    for label, row in rows:
+    for row in rows:
         cells = _cells(row)
-        table.add_row(label, *(cells[column] for column in columns))
+        table.add_row(row.label, *(cells[column] for column in columns))
     return table
 
 
 def _cells(row: Row) -> dict[str, str]:
     within = {">within": "-" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)}
     if row.figures is None:
-        needs = "cannot" if row.minimum_nbytes is None else f"> {format_nbytes(row.minimum_nbytes)}"
+        needs = "cannot" if row.minimum_nbytes is None else f"≥ {format_nbytes(row.minimum_nbytes)}"
         return dict.fromkeys(COLUMNS, "") | within | {">peak": needs}
     return within | _of_plan(row.figures)
 
@@ -140,5 +144,13 @@ def _of_plan(found: Figures) -> dict[str, str]:
         ">step time": format_seconds(found.step_time_s),
         ">loss": f"{found.loss:.1%}",
         ">moved": format_nbytes(found.moved_nbytes) if found.moved_nbytes else "-",
-        ">again": f"{found.recomputed_flops / 1e9:.1f} GFLOP" if found.num_replays else "-",
+        ">FLOP again": count_words(found.recomputed_flops) if found.num_replays else "-",
     }
+
+
+def count_words(count: float) -> str:
+    """Three places and a letter: 512, 4.1 M, 2.15 T."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{count / size:.3g} {letter}"
+    return f"{count:.0f}"
