@@ -175,8 +175,7 @@ def problem_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], 
         fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs))
         joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False)
         num_outputs = count_forward_outputs(joint.graph_module.graph)
-        _, problem = describe_joint(joint.graph_module, num_outputs, (), options, _name_of(model))
-    return problem
+        return describe_joint(joint.graph_module, num_outputs, (), options, _name_of(model)).problem
 
 
 def report(model: Any) -> Report:

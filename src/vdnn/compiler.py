@@ -8,7 +8,7 @@ or one graph.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.capture.eager_kernels import require_dense, require_exact
+from vdnn.capture.forms import Form, forms
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import InputInfo, Lowered, lower
 from vdnn.capture.tidy import tidy
@@ -24,11 +25,13 @@ from vdnn.cost.cache import CostCache
 from vdnn.cost.measured import measure, measure_variants
 from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.errors import Infeasible
+from vdnn.errors import ForeignPlan, Infeasible
+from vdnn.form_choice import Posed, choose_form
 from vdnn.op_calls import op_calls
 from vdnn.optimizers import with_optimizer_state
 from vdnn.options import Options
 from vdnn.plan.budget import resolve_budget
+from vdnn.plan.cache import PlanCache
 from vdnn.plan.exact import exact_counterpart
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -66,7 +69,7 @@ def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
 
 def describe_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
-) -> tuple[Lowered, Problem]:
+) -> Posed:
     """Capture's last steps: what the graph is, what its steps cost, and what is asked of a plan."""
     require_dense(joint.graph)
     tidy(joint)
@@ -75,31 +78,74 @@ def describe_joint(
     costs, variants = estimate(lowered, options)
     problem = Problem(graph, costs, options.hardware, variants=variants, lossy=options.lossy, density=options.density)
     budget_nbytes = resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes)
-    return lowered, replace(problem, budget_nbytes=budget_nbytes)
+    return Posed(joint, lowered, replace(problem, budget_nbytes=budget_nbytes))
 
 
 def decide(problem: Problem, options: Options) -> Plan:
-    """What to do with the storages: as a saved plan says, or as the chosen strategy does; checked either way."""
+    """What to do with the storages: as a saved plan says, as was decided before, or as the chosen strategy does;
+    checked in any case."""
     if options.plan is not None:
         return fitting_plan(opened(options.plan), problem)
-    return check(solve_with_workspaces(problem, options.chosen_strategy))
+    known = PlanCache()
+    plan = known.lookup(problem, options.chosen_strategy)
+    if plan is None:
+        plan = check(solve_with_workspaces(problem, options.chosen_strategy))
+        known.store(plan, problem, options.chosen_strategy)
+    return plan
 
 
 def plan_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
-) -> tuple[Lowered, Plan]:
-    """The planner behind capture: what the graph is, and what to do with its storages."""
-    lowered, problem = describe_joint(joint, num_forward_outputs, plain, options, name)
-    plan = decide(problem, options)
-    log.info("%s: %d steps, %s, peak %s", name, len(lowered.graph), plan.strategy, format_nbytes(plan.peak_nbytes))
-    return lowered, plan
+) -> tuple[Posed, Plan]:
+    """The planner behind capture: the form in which the step is run, and what to do with its storages."""
+    offered = _offered(joint, num_forward_outputs, plain, options)
+    traced = describe_joint(joint, num_forward_outputs, plain, options, name)
+    in_bytes = replace(options, budget=traced.problem.budget_nbytes)  # a share is one of the traced step's peak
+    outline = replace(in_bytes, costs="roofline")
+
+    def pose(form: Form) -> Posed:
+        posed = describe_joint(form.make(), num_forward_outputs, plain, outline, name)
+        return replace(posed, problem=replace(posed.problem, form=form.name))
+
+    def price(posed: Posed) -> Posed:
+        costs, variants = estimate(posed.lowered, in_bytes)
+        return replace(posed, problem=replace(posed.problem, costs=costs, variants=variants))
+
+    wanted = "" if options.plan is None else opened(options.plan).problem.form
+    if wanted:
+        posed = price(pose(_named(wanted, offered)))
+        plan = decide(posed.problem, options)
+    else:
+        posed, plan = choose_form(traced, offered, pose, price, lambda problem: decide(problem, options))
+    peak = format_nbytes(plan.peak_nbytes)
+    log.info("%s: %d steps %s, %s, peak %s", name, len(plan.problem.graph), plan.problem.form, plan.strategy, peak)
+    return posed, plan
+
+
+def _offered(
+    joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options
+) -> Iterator[Form]:
+    """Other forms of the step, where somebody may want one: who follows a saved plan, and `auto`."""
+    if options.plan is not None:
+        return forms(joint, num_forward_outputs, exact=False, plain=plain)
+    if options.budget is None or options.chosen_strategy != "auto":
+        return iter(())
+    return forms(joint, num_forward_outputs, exact=options.exact, plain=plain)
+
+
+def _named(wanted: str, offered: Iterator[Form]) -> Form:
+    found = next((form for form in offered if form.name == wanted), None)
+    if found is None:
+        raise ForeignPlan(f"the plan is for the step in another form ({wanted}), which this model does not have")
+    return found
 
 
 def compile_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], session: Session
 ) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     require_exact(joint.graph)
-    lowered, plan = plan_joint(joint, num_forward_outputs, plain, session.options, session.next_name())
+    posed, plan = plan_joint(joint, num_forward_outputs, plain, session.options, session.next_name())
+    joint, lowered = posed.joint, posed.lowered
     if trips_of(plan):
         session.transfers()  # opened now, so that a tier that cannot be had is known before the first step
     halves = cut(joint, lowered, plan, num_forward_outputs)

@@ -32,8 +32,8 @@ class Options:
     has, "45%". None: no bound."""
 
     strategy: str | None = None
-    """The name of a planning strategy. None: "gist" with a lossy format; else "keep-all" without a budget, "offload"
-    with one."""
+    """The name of a planning strategy. None: "auto" with a budget; without one "gist" where a lossy format is allowed,
+    else "keep-all"."""
 
     device: str | Hardware | None = None
     """The machine to plan for: a preset's name or a description. None: this machine."""
@@ -56,7 +56,7 @@ class Options:
 
     exact: bool = True
     """Whether ops are computed only in ways that keep every bit. With False, convolutions may also sum in another
-    order, where that is faster or needs less workspace; the report names those that do."""
+    order, and the batch may be run in chunks, where that is faster or needs less memory; the report says so."""
 
     costs: str | None = None
     """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
@@ -87,10 +87,10 @@ class Options:
             raise InvalidInput(f"a saved plan has its own {given}: leave out {given}={getattr(self, given)!r} or plan=")
         if self.lossy is not None and self.lossy not in LOSSY_FORMATS:
             raise InvalidInput(f"lossy is one of {', '.join(LOSSY_FORMATS)}, or None for exact; not {self.lossy!r}")
-        if self.lossy is not None and not self.chosen_strategy.startswith("gist"):
+        if self.lossy is not None and not self.chosen_strategy.startswith(("gist", "auto")):
             raise InvalidInput(
-                f"lossy={self.lossy!r} allows rounding, and strategy {self.strategy!r} never rounds: choose 'gist', or"
-                " leave out lossy="
+                f"lossy={self.lossy!r} allows rounding, and strategy {self.strategy!r} never rounds: choose 'gist' or"
+                " 'auto', or leave out lossy="
             )
         if not (isinstance(self.density, (int, float)) and 0 < self.density <= 1):
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
@@ -108,9 +108,9 @@ class Options:
     def chosen_strategy(self) -> str:
         if self.strategy is not None:
             return self.strategy
-        if self.lossy is not None:
-            return "gist"
-        return "keep-all" if self.budget is None else "offload"
+        if self.budget is not None:
+            return "auto"
+        return "keep-all" if self.lossy is None else "gist"
 
     @property
     def chosen_costs(self) -> str:

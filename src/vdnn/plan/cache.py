@@ -94,10 +94,15 @@ def plan_key(problem: Problem, strategy: str) -> str:
         "density": problem.density,
         "inexact": any(not cost.exact for cost in offered),
         "costs": sorted({cost.source for cost in problem.costs.ops}),
-        "hardware": [problem.hardware.name, [[tier.name, tier.nbytes] for tier in problem.hardware.tiers]],
+        "hardware": [problem.hardware.name, [[tier.name, _magnitude(tier.nbytes)] for tier in problem.hardware.tiers]],
         "prices": None if _is_measured(problem) else prices_digest(problem),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _magnitude(nbytes: int | None) -> int | None:
+    """Free space changes by the minute, and a plan that no longer fits it is not used: the order of size is enough."""
+    return None if nbytes is None else nbytes.bit_length()
 
 
 def prices_digest(problem: Problem) -> str:

@@ -24,7 +24,8 @@ class Problem:
     own time and workspace. A plan picks one; where it picks none, `costs` holds.
 
     `lossy` names the reduced format that codecs may round values to; None: every bit counts. `density` is the share of
-    non-zero elements for which the code of a sparse map gets room.
+    non-zero elements for which the code of a sparse map gets room. `form` names the form of the step that the graph
+    shows (`capture/forms/`); empty: as it was traced.
     """
 
     graph: Graph
@@ -34,6 +35,7 @@ class Problem:
     variants: Mapping[int, tuple[OpCost, ...]] = field(default_factory=dict, hash=False)
     lossy: str | None = None
     density: float = DENSITY
+    form: str = ""
 
     def __post_init__(self) -> None:
         if len(self.costs) != len(self.graph):

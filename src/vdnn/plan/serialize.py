@@ -54,6 +54,8 @@ def to_json(plan: Plan) -> Json:
         body["lossy"] = plan.problem.lossy
     if plan.problem.density != DENSITY:
         body["density"] = plan.problem.density
+    if plan.problem.form:
+        body["form"] = plan.problem.form
     if plan.note:
         body["note"] = plan.note
     if plan.bound_s is not None:
@@ -75,6 +77,7 @@ def from_json(document: Json) -> Plan:
             offered,
             document.get("lossy"),
             document.get("density", DENSITY),
+            document.get("form", ""),
         )
         decisions = tuple(decision_from_json(d) for d in document["decisions"])
         chosen = dict(document.get("variants", ()))

@@ -69,16 +69,15 @@ class Returns:
         return self.back_of.get(k, self.ground.items[k].gap.until)
 
     def _bring(self, k: int, step: int) -> None:
-        """Item k is whole before a step; what it is made from too."""
+        """Item k is whole before a step; what it is made from too, which in deep networks is a long chain."""
         self.back_of[k] = step
-        if self.option_of[k].kind == RECOMPUTE:
-            self._ask_for_sources(self.ground.items[k].gap.storage, step)
+        open_ = [self.ground.items[k].gap.storage] if self.option_of[k].kind == RECOMPUTE else []
+        while open_:
+            sources = sorted(self.ground.replays.sources(open_.pop()) or ())
+            open_ += [source for source in sources if self._is_made_again(source, step)]
 
-    def _ask_for_sources(self, storage: int, step: int) -> None:
-        for source in sorted(self.ground.replays.sources(storage) or ()):
-            self._ask(source, step)
-
-    def _ask(self, storage: int, step: int) -> None:
+    def _is_made_again(self, storage: int, step: int) -> bool:
+        """Ask for a storage at a step. Whether it has to be made there for that, from sources of its own."""
         covering = None
         for k in self._by_storage.get(storage, ()):
             gap = self.ground.items[k].gap
@@ -87,13 +86,16 @@ class Returns:
             elif k in self.option_of and gap.leave < step <= gap.until:
                 covering = k
         if covering is not None:
-            if covering not in self.back_of:
-                self._bring(covering, step)
-        elif not self.ground.is_there(storage, step):
-            made = self.made_for.setdefault(storage, [])
-            if not made or made[-1] != step:
-                made.append(step)
-                self._ask_for_sources(storage, step)
+            is_new = covering not in self.back_of
+            self.back_of.setdefault(covering, step)
+            return is_new and self.option_of[covering].kind == RECOMPUTE
+        if self.ground.is_there(storage, step):
+            return False
+        made = self.made_for.setdefault(storage, [])
+        if made and made[-1] == step:
+            return False
+        made.append(step)
+        return True
 
 
 def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
@@ -122,7 +124,7 @@ def _last_use(ground: Ground, storage: int) -> int:
 
 
 def _copies(ground: Ground, returns: Returns) -> Iterator[Choice]:
-    """What travels, with tiers that have room, the nearest for those that are back soonest; what finds no room stays."""
+    """What travels, with tiers that have room, the nearest for what is back soonest; what finds no room stays."""
     room = Room(ground.problem.hardware, len(ground.graph))
     chosen = [(k, option) for k, option in returns.option_of.items() if option.tier is not None]
     for k, option in sorted(chosen, key=lambda pair: ground.away_s(ground.items[pair[0]].gap)):

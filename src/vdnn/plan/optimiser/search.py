@@ -13,6 +13,7 @@ they are.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from itertools import product
@@ -44,8 +45,8 @@ TRIED_OUT = 300
 SIMULATED_STEPS = 50_000
 """How many simulated steps the search may take, at some twenty microseconds each; at least a few plans."""
 
-SOLVING = 2_000
-"""What solving the program once counts as, in simulated steps."""
+SOLVING = 20
+"""What solving the program once counts as, in simulated steps per unit."""
 
 FEWEST_PLANS = 4
 ROUNDS = 8
@@ -94,13 +95,14 @@ class Search:
         self.rows = [int(self.ground.base.argmax())]
 
     def best(self, budget_nbytes: int) -> Plan:
+        self.found += self.extremes
         if self._combinations <= TRIED_OUT:
             self.found += self._every_plan()
         else:
             self._climb_down(budget_nbytes)
         fitting = [plan for plan in self.found if plan.peak_nbytes <= budget_nbytes]
         if not fitting:
-            fitting = [self._fallback(budget_nbytes)]
+            raise self._refusal(budget_nbytes)
         fastest = min(fitting, key=lambda plan: plan.step_time_s)
         asked = replace(fastest.problem, budget_nbytes=budget_nbytes)
         bound_s = min(self._bound_s(budget_nbytes), fastest.step_time_s)
@@ -116,7 +118,9 @@ class Search:
             bare = compose(self.ground, choices, 0)
             yield bare
             if any(choices):
-                yield from (compose(self.ground, choices, rung) for rung in self.rungs[:: RUNGS // 3] if rung > bare.peak_nbytes)
+                yield from (
+                    compose(self.ground, choices, rung) for rung in self.rungs[:: RUNGS // 3] if rung > bare.peak_nbytes
+                )
 
     @cached_property
     def rungs(self) -> list[int]:
@@ -160,7 +164,6 @@ class Search:
 
     def _climb_down(self, budget_nbytes: int) -> None:
         """From the budget's own rung downwards, until no lower one can be faster, or the work is done."""
-        self.found += self.extremes
         for rung in reversed([rung for rung in self.rungs if rung <= budget_nbytes]):
             fastest_s = min((p.step_time_s for p in self.found if p.peak_nbytes <= budget_nbytes), default=float("inf"))
             if self.work_left <= 0 or self._cannot_be_faster(rung, fastest_s):
@@ -171,7 +174,7 @@ class Search:
         """By the bound; on large problems already by what the program itself believes of waiting, give or take."""
         if self._bound_s(budget_nbytes) >= fastest_s * (1 - NOISE):
             return True
-        if len(self.problem.graph) <= SMALL:
+        if self._is_small:
             return False
         believed_s = self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows, link_scale=1.0)
         return believed_s >= fastest_s * (1 - STALL_WORTH_A_TRY)
@@ -184,7 +187,17 @@ class Search:
             plans += [] if plan is None else [plan]
             if plan is None or plan.timeline.stall_s < STALL_WORTH_A_TRY * plan.step_time_s or self.work_left <= 0:
                 break
-        return plans
+        return plans or list(self._offloaded(budget_nbytes))
+
+    def _offloaded(self, budget_nbytes: int) -> Iterator[Plan]:
+        """What offloading alone finds."""
+        with suppress(Infeasible):
+            yield replace(offload.solve(replace(self.problem, budget_nbytes=budget_nbytes)), strategy=NAME)
+
+    @property
+    def _is_small(self) -> bool:
+        """Then nothing that was learned at one rung is carried to the next: a rung's plans are its own."""
+        return len(self.problem.graph) <= SMALL
 
     @property
     def compute_s(self) -> float:
@@ -199,7 +212,7 @@ class Search:
         return Optimiser(self.model)
 
     def _proposed(self, budget_nbytes: int, link_scale: float) -> Plan | None:
-        learned = Learned(list(self.rows))
+        learned = Learned(self.rows[:1] if self._is_small else list(self.rows))
         for _ in range(ROUNDS):
             choices = self._model_fits(budget_nbytes, learned, link_scale)
             if choices is None:
@@ -218,7 +231,7 @@ class Search:
         """Solve, look for steps that the program did not ask about, ask, solve again."""
         choices: tuple[int, ...] | None = None
         for _ in range(4 * ROUNDS):
-            self.work_left -= SOLVING
+            self.work_left -= SOLVING * len(self.model.units)
             solution = self.optimiser.solve(budget_nbytes, learned, link_scale=link_scale)
             if solution is None:
                 return None
@@ -241,14 +254,11 @@ class Search:
         self.work_left -= 2 * len(self.problem.graph)
         return compose(self.ground, choices, budget_nbytes)
 
-    def _fallback(self, budget_nbytes: int) -> Plan:
-        """What offloading alone finds; it has its own words for what cannot be."""
-        try:
-            return replace(offload.solve(replace(self.problem, budget_nbytes=budget_nbytes)), strategy=NAME)
-        except Infeasible:
-            asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes)
-            way_out = "shrink the batch, or allow exact=False: everything that can be away already is"
-            raise infeasible(replace(self.lowest, problem=asked), way_out) from None
+    def _refusal(self, budget_nbytes: int) -> Infeasible:
+        asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes)
+        smaller = "" if self.problem.form else ", or allow exact=False, which may split the batch"
+        way_out = f"shrink the batch{smaller}: everything that can be away already is"
+        return infeasible(replace(self.lowest, problem=asked), way_out)
 
     def _bound_s(self, budget_nbytes: int) -> float:
         """Compute in the fastest ways, and what every choice adds that fits the step that binds most."""
