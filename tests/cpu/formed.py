@@ -13,9 +13,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from equivalence import virtualize
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
 import vdnn.front_ends
 from vdnn.capture.export import export_joint, fake_step
@@ -46,10 +45,17 @@ class FormCompiler(JointCompiler):
         return forward, backward
 
 
-def in_form(monkeypatch: pytest.MonkeyPatch, form: str, step: Callable[..., Any], args: Any, **options: Any) -> Any:
-    """The step, virtualized ahead of time in the named form."""
+@contextlib.contextmanager
+def forming(monkeypatch: pytest.MonkeyPatch, form: str) -> Iterator[None]:
+    """While open, every step that is captured is captured in the named form."""
     with monkeypatch.context() as patched:
         patched.setattr(vdnn.front_ends, "JointCompiler", partial(FormCompiler, form=form))
+        yield
+
+
+def in_form(monkeypatch: pytest.MonkeyPatch, form: str, step: Callable[..., Any], args: Any, **options: Any) -> Any:
+    """The step, virtualized ahead of time in the named form."""
+    with forming(monkeypatch, form):
         return virtualize(step, sample=args, **options)
 
 
@@ -80,9 +86,3 @@ def least_nbytes(graph: Graph) -> int:
     """The smallest budget that offloading can keep to."""
     hardware = preset("titan-x")
     return minimum_budget(Problem(graph, roofline(graph, hardware), hardware))[0]
-
-
-def meta_step(build: Callable[[], nn.Module], loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    with torch.device("meta"):
-        model = build()
-    return lambda *args: loss(model, *args)

@@ -15,7 +15,7 @@ from torch import fx
 
 from vdnn.capture.forms.analysis import Analysis
 from vdnn.capture.forms.prepare import Prepared
-from vdnn.capture.forms.stretches import Choice, Program, schedule
+from vdnn.capture.forms.stretches import Choice, Program, Stretch, read_by_whole_ops, schedule, values_of
 from vdnn.capture.forms.writer import CannotSplit, PartsWriter, bounds_of
 from vdnn.capture.lower import InputInfo
 from vdnn.capture.nodes import phase_of, storage_key, tensor_of, tensors_of
@@ -50,8 +50,10 @@ class Network:
         """The chosen ops in chunks, forward first and then backward."""
 
         def program_of(analysis: Analysis) -> tuple[Choice, Program]:
+            phases = _phases(analysis.ops)
             choice = Choice(analysis, choose(analysis))
-            return choice, schedule(choice, *_phases(analysis.ops))
+            choice = Choice(analysis, _worthwhile(choice, schedule(choice, *phases)))
+            return choice, schedule(choice, *phases)
 
         return self.written(program_of, parts).finish(self.joint)
 
@@ -59,6 +61,17 @@ class Network:
 def _phases(ops: Iterable[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     forward = [op for op in ops if phase_of(op) is not Phase.BACKWARD]
     return forward, [op for op in ops if phase_of(op) is Phase.BACKWARD]
+
+
+def _worthwhile(choice: Choice, program: Program) -> set[fx.Node]:
+    """The ops of stretches that make at least one value of which nobody needs the whole. Others would save nothing."""
+    copied = read_by_whole_ops(choice, program)
+
+    def saves(op: fx.Node) -> bool:
+        return any(choice.in_parts(value) and value not in copied for value in values_of(op))
+
+    stretches = [item for item in program if isinstance(item, Stretch)]
+    return {op for stretch in stretches if any(map(saves, stretch.ops)) for op in stretch.ops}
 
 
 def splittable(analysis: Analysis) -> list[fx.Node]:

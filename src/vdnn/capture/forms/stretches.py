@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from vdnn.capture.forms.analysis import Analysis
-from vdnn.capture.nodes import is_getitem
+from vdnn.capture.nodes import is_getitem, tensor_of
 from vdnn.capture.traits import traits_of
 from vdnn.ir import Trait
 
@@ -71,6 +71,11 @@ class Choice:
 
 def producer(node: fx.Node) -> fx.Node:
     return node.all_input_nodes[0] if is_getitem(node) else node
+
+
+def values_of(op: fx.Node) -> list[fx.Node]:
+    """The tensors that an op makes, as nodes."""
+    return [op] if tensor_of(op) is not None else [user for user in op.users if is_getitem(user)]
 
 
 @dataclass

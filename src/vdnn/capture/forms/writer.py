@@ -23,7 +23,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false, make_cont
 
 from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.rows import Rows, Split
-from vdnn.capture.forms.stretches import Choice, Program, Stretch, producer, read_by_whole_ops
+from vdnn.capture.forms.stretches import Choice, Program, Stretch, producer, read_by_whole_ops, values_of
 from vdnn.capture.nodes import is_getitem, tensor_of, tensors_of
 
 aten = torch.ops.aten
@@ -98,8 +98,7 @@ class PartsWriter:
     # Parts
 
     def _write_stretch(self, stretch: Stretch) -> None:
-        values = [value for op in stretch.ops for value in (op, *filter(is_getitem, op.users))]
-        for value in values:
+        for value in (value for op in stretch.ops for value in values_of(op)):
             if value in self._wanted_whole:
                 self.whole[value] = self._room_for(value)
         for part in range(len(self.bounds)):

@@ -1,0 +1,209 @@
+"""Networks train in chunks as they train in one piece, and take the bytes that were simulated.
+
+In float64, where another order of additions is 1e-15 and a mistake is not. Batches of 5, which no number of chunks
+divides.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from equivalence import Outcome, assert_measured_as_simulated, executors, gradients, train, virtualize
+from formed import forming, graphs_of_forms, in_form, least_nbytes
+from nets import ConvNet, images, rows
+from torch import Tensor, nn
+
+from vdnn.models import MODELS, ModelSpec
+
+TOLERANCE = 1e-9
+BATCH = 5
+
+
+def assert_close(expected: Outcome, found: Outcome) -> None:
+    losses = zip(expected.losses, found.losses, strict=True)
+    pairs = {f"loss {i}": pair for i, pair in enumerate(losses)}
+    pairs |= {name: (tensor, found.tensors[name]) for name, tensor in expected.tensors.items()}
+    wrong = {name: error for name, pair in pairs.items() if (error := _error(*pair)) > TOLERANCE}
+    assert not wrong, wrong
+    assert torch.equal(expected.rng_state, found.rng_state), "the generator was advanced differently"
+
+
+def _error(expected: Tensor | None, found: Tensor | None) -> float:
+    if expected is None or found is None:
+        return 0.0 if expected is found else float("inf")
+    return float((expected - found).norm() / max(float(expected.norm()), 1e-30))
+
+
+@cache
+def network(name: str) -> tuple[ModelSpec, nn.Module, tuple[Tensor, ...], Outcome]:
+    torch.manual_seed(0)
+    spec = MODELS[name].small()
+    model, sample = spec.build().double(), spec.sample(BATCH)
+    args = tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in sample)
+    plain = copy.deepcopy(model)
+    return spec, model, args, train(spec.step(plain), plain, args, steps=2)
+
+
+@pytest.mark.parametrize("form", ["large steps in 2 chunks", "all steps in 4 chunks", "batch in 4 chunks"])
+@pytest.mark.parametrize("name", ["vgg16", "unet", "vit", "gpt2"])
+def test_a_network_trains_in_chunks_as_it_does_in_one_piece(
+    name: str, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, original, args, expected = network(name)
+    model = copy.deepcopy(original)
+    virtual = in_form(monkeypatch, form, spec.step(model), args)
+    assert_close(expected, train(virtual, model, args, steps=2))
+    assert_measured_as_simulated(virtual)
+
+
+class Small(nn.Module):
+    """Convolutions, a pool, dropout and a linear layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.pool, self.dropout, self.linear = nn.MaxPool2d(2), nn.Dropout(0.4), nn.Linear(8 * 16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.pool(self.second(self.first(x).relu()).relu())
+        return self.linear(self.dropout(x.flatten(1)))
+
+
+def small_step(model: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda x, target: F.cross_entropy(model(x), target)
+
+
+def small_sample(batch: int = BATCH) -> tuple[Tensor, Tensor]:
+    return images(batch).double(), torch.arange(batch) % 4
+
+
+FORMS = ["large steps in 4 chunks", "batch in 4 chunks", "all steps in 4 chunks"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_runs_in_the_least_that_offloading_needs(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, args = Small().double(), small_sample()
+    plain = copy.deepcopy(model)
+    expected = train(small_step(plain), plain, args)
+    budget = least_nbytes(graphs_of_forms(small_step(model), args)[form])
+    virtual = in_form(monkeypatch, form, small_step(model), args, strategy="offload", budget=budget)
+    assert_close(expected, train(virtual, model, args))
+    assert_measured_as_simulated(virtual)
+    (executor,) = executors(virtual)
+    assert executor.plan.decisions
+
+
+def test_gradients_are_multiplied_by_the_gradient_of_the_loss_each_time_backward_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    model, args = Small().double().eval(), small_sample()
+    virtual = in_form(monkeypatch, "batch in 2 chunks", small_step(model), args)
+    found, expected = [], []
+    for step, results in ((virtual, found), (small_step(model), expected)):
+        loss = step(*args)
+        for factor in (3.0, 0.7):
+            (factor * loss).backward(retain_graph=True)
+            results.append(gradients(model))
+            model.zero_grad()
+    for ours, plain in zip(found, expected, strict=True):
+        assert max(_error(plain[name], ours[name]) for name in plain) < TOLERANCE
+
+
+def test_the_gradient_of_an_input_is_that_of_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, (x, target) = Small().double().eval(), small_sample()
+    virtual = in_form(monkeypatch, "batch in 2 chunks", small_step(model), (x.requires_grad_(), target))
+    (found,) = torch.autograd.grad(virtual(x, target), x)
+    (expected,) = torch.autograd.grad(small_step(model)(x, target), x)
+    assert _error(expected, found) < TOLERANCE
+
+
+def test_a_module_with_its_loss_outside_runs_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, (x, target) = Small().double(), small_sample()
+    plain = copy.deepcopy(model)
+    virtual = in_form(monkeypatch, "all steps in 2 chunks", model, (x,))
+    expected = train(small_step(plain), plain, (x, target))
+    assert_close(expected, train(lambda *args: F.cross_entropy(virtual(args[0]), args[1]), model, (x, target)))
+
+
+def test_a_form_runs_when_the_step_is_captured_just_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Dynamo hands parameters over as plain inputs: which of them hold samples is known from its own names.
+    torch.manual_seed(0)
+    model, args = Small().double(), small_sample()
+    plain = copy.deepcopy(model)
+    expected = train(small_step(plain), plain, args)
+    with forming(monkeypatch, "batch in 2 chunks"):
+        virtual = virtualize(small_step(model))
+        assert_close(expected, train(virtual, model, args))
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cross entropy": lambda y, t: F.cross_entropy(y, t),
+    "cross entropy with ignored targets": lambda y, t: F.cross_entropy(y, t, ignore_index=0),
+    "cross entropy with class weights": lambda y, t: F.cross_entropy(y, t, weight=torch.linspace(0.5, 2, 4).double()),
+    "cross entropy with smooth labels": lambda y, t: F.cross_entropy(y, t, label_smoothing=0.1),
+    "sum of cross entropies": lambda y, t: F.cross_entropy(y, t, reduction="sum"),
+    "cross entropies averaged by hand": lambda y, t: F.cross_entropy(y, t, reduction="none").mean(),
+    "mean": lambda y, t: y.square().mean(),
+    "mean of rows": lambda y, t: y.square().mean(0).sum(),
+    "sum": lambda y, t: y.tanh().sum(),
+    "squared error": lambda y, t: F.mse_loss(y, F.one_hot(t, 4).double()),
+    "absolute error": lambda y, t: F.l1_loss(y, F.one_hot(t, 4).double()),
+    "smooth absolute error": lambda y, t: F.smooth_l1_loss(y, F.one_hot(t, 4).double(), beta=0.5),
+    "huber": lambda y, t: F.huber_loss(y, F.one_hot(t, 4).double(), delta=0.5),
+    "binary cross entropy": lambda y, t: F.binary_cross_entropy(y.sigmoid(), F.one_hot(t, 4).double()),
+    "binary cross entropy of logits": lambda y, t: F.binary_cross_entropy_with_logits(y, F.one_hot(t, 4).double()),
+    "two losses": lambda y, t: F.cross_entropy(y, t) + 0.4 * F.mse_loss(y, F.one_hot(t, 4).double()),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_gradients_of_this_loss_accumulate(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    plain, args = copy.deepcopy(model), (rows(BATCH).double(), torch.arange(BATCH) % 4)
+    virtual = in_form(monkeypatch, "batch in 2 chunks", lambda x, t: LOSSES[loss](model(x), t), args)
+    expected = train(lambda x, t: LOSSES[loss](plain(x), t), plain, args, steps=2)
+    assert_close(expected, train(virtual, model, args, steps=2))
+
+
+def names_of_forms(model: nn.Module, x: Tensor) -> set[str]:
+    return set(graphs_of_forms(lambda x: model(x).square().mean(), (x,)))
+
+
+def test_gradients_do_not_accumulate_through_batch_statistics() -> None:
+    names = names_of_forms(ConvNet(), images())
+    assert "all steps in 2 chunks" in names
+    assert not any(name.startswith("batch in") for name in names)
+
+
+def test_there_are_no_more_chunks_than_samples() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    assert {name.split(" in ")[1] for name in names_of_forms(model, rows(3)) if " in " in name} == {"2 chunks"}
+
+
+def test_a_single_sample_is_not_cut() -> None:
+    assert names_of_forms(nn.Linear(4, 4), rows(1)) == {"traced"}
+
+
+def sizes_of(name: str, image_size: int, batch: int) -> dict[str, int]:
+    """The least that offloading needs for every form of a network at its full size."""
+    with torch.device("meta"):
+        work = MODELS[name].at_image_size(image_size).workload(batch)
+    return {form: least_nbytes(graph) for form, graph in graphs_of_forms(work.step, work.args).items()}
+
+
+@pytest.mark.parametrize(("name", "image_size", "batch"), [("vgg16", 224, 64), ("unet", 220, 8)])
+def test_some_form_needs_at_most_half_of_what_the_traced_one_needs(name: str, image_size: int, batch: int) -> None:
+    least: dict[str, Any] = sizes_of(name, image_size, batch)
+    assert 2 * min(least.values()) <= least["traced"], least
+    assert least["convolution backwards split"] < least["traced"]
