@@ -5,9 +5,10 @@ over and over finds its inputs, its code and the branch predictor as it left the
 So ops are taken in groups of neighbours, and a round runs each of them once: between two runs of an op lie as many
 bytes as lie between it and its neighbours in the step.
 
-Measured on one thread in processor time, sums of op times over the time of the same ops inside a step of DenseNet-121
-with 4 images of 112²: 0.83 when each op is repeated alone, 1.35 when 8 MiB are written before every run (that also
-drives out the code). ResNet-50 and GPT-2 shaped networks, whose ops are larger, differ by 0.04 alone.
+Measured against the same ops inside a step, interleaved, one thread, processor time: ops repeated alone take 0.89 of it
+for a ResNet-50 and a small GPT-2, 0.74 for DenseNet-121 with its many small ops; in groups of 4 they take 0.97 to 1.01
+and 0.96, in groups of 16 between 0.97 and 1.05 and 1.07. Driving out the caches before every run overshoots: it drives
+out the code as well.
 
 An op of `LONG_OP_S` and more is timed alone: caches do not show in it, and its inputs are large.
 """
@@ -24,7 +25,7 @@ from vdnn.cost.stopwatch import Lap, Run, lap, typical_s
 from vdnn.cost.table import OpCost
 
 LONG_OP_S = 0.05  # at 10 GB/s as much as half a gigabyte has passed: no cache holds it
-GROUP_SIZE = 8
+GROUP_SIZE = 8  # see the head of this file
 GROUP_S = 0.1  # one round of a group: what all its inputs take together stays in the order of a gigabyte
 SECONDS_PER_OP = 0.5  # timed runs of one op stop here: ops of 100 ms run 5 times
 SINGLE_RUN_S = 0.5  # from here on the first run counts: warming up takes milliseconds and would not show
