@@ -14,17 +14,17 @@ import contextlib
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from vdnn.capture.export import check_sample, export_joint, fake_step
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.capture.owned import as_module
-from vdnn.compiler import decide, describe_joint
+from vdnn.compiler import describe_joint, plan_joint
 from vdnn.errors import InvalidInput
 from vdnn.front_ends import AheadOfTime, JustInTime
 from vdnn.hardware.device import Hardware
@@ -164,18 +164,32 @@ def plan(
         costs=costs,
         progress=progress,
     ).on_known_hardware()
-    return decide(problem_of(model, args, kwargs or {}, options), options)
+    return plan_of(model, args, kwargs or {}, options)
+
+
+def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:
+    """The plan that `virtualize` would follow, in whichever form of the step is best."""
+    with captured_step(model, args, kwargs) as (joint, num_outputs):
+        return plan_joint(joint, num_outputs, (), options, _name_of(model))[1]
 
 
 def problem_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Problem:
-    """What `plan` decides about: one training step, captured without running or allocating it, with its costs."""
+    """What a plan of the step as it was traced decides about, with its costs."""
+    with captured_step(model, args, kwargs) as (joint, num_outputs):
+        return describe_joint(joint, num_outputs, (), options, _name_of(model)).problem
+
+
+@contextlib.contextmanager
+def captured_step(
+    model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
+) -> Iterator[tuple[fx.GraphModule, int]]:
+    """One training step as a joint graph, and the number of its forward's outputs. Nothing is run or allocated."""
     sample = check_sample(args, kwargs)
     module = as_module(model)
     with contextlib.ExitStack() as stack:
         fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs))
         joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False)
-        num_outputs = count_forward_outputs(joint.graph_module.graph)
-        return describe_joint(joint.graph_module, num_outputs, (), options, _name_of(model)).problem
+        yield joint.graph_module, count_forward_outputs(joint.graph_module.graph)
 
 
 def report(model: Any) -> Report:
