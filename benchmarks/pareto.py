@@ -71,6 +71,7 @@ SETTINGS = (
     Setting("vit", "ViT-S/16", replace(MODELS["vit"], build=VIT_SMALL), 4),
     Setting("gpt2", "GPT-2 shaped, 256×8, 256 tokens", gpt2(width=256, depth=8, length=256), 4),
 )
+CAPTION = "Medians of {rounds} rounds, strokes: middle half of them; pale: not the same computation; thin lines: eager"
 QUICK = Lineup(activation_budgets=(1.0, 0.3), shares=(100, 50, 25))
 
 
@@ -99,7 +100,7 @@ def cells(entry: Entry, base: Point | None) -> list[str]:
         format_seconds(point.time_s),
         "" if base is None else f"{point.time_s / base.time_s:.3f}",
         f"{format_seconds(min(point.seconds))} – {format_seconds(max(point.seconds))}",
-        entry.difference + note,
+        f"{entry.difference}{note}",
         format_seconds(entry.ready_s),
     ]
 
@@ -168,9 +169,9 @@ HOW = (
     " shorten it.",
     "- Dominated: a peer has no more bytes and no more median time. In brackets, the middle half of the ratios within a"
     " round; where it reaches over 1, the two times are alike within noise.",
-    "- Gradients: their distance from a plain step's with the same seed, over its norm. With dropout a large number can"
-    " mean other masks: Inductor draws its own, parts of a batch draw one after the other. It cannot tell these from"
-    " wrong gradients.",
+    "- Gradients: their distance from a plain step's with the same seed, over their norm. With dropout a large number"
+    " can mean other masks: Inductor draws its own, parts of a batch draw one after the other. `WRONG for its loss`:"
+    " forward gave the plain step's loss, so the masks were the same, and the gradients are not that loss's.",
     "- `other running statistics`: the contender leaves other values in batch normalization's buffers than eager does;"
     " a block that is run again moves them twice.",
 )
@@ -200,7 +201,7 @@ def main() -> None:
         record.say(f"{(time.perf_counter() - begin) / 60:.0f} minutes so far.", "")
         if arguments.save:  # after every network: an hour's work is not lost to whatever happens in the next
             record.save(arguments.save)
-            arguments.save.with_suffix(".svg").write_text(picture(panels, f"medians of {arguments.rounds} rounds"))
+            arguments.save.with_suffix(".svg").write_text(picture(panels, CAPTION.format(rounds=arguments.rounds)))
 
 
 def chosen(setting: Setting, arguments: argparse.Namespace) -> Setting:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from pareto_contenders import (
@@ -22,6 +23,7 @@ from pareto_contenders import (
     Lineup,
     compiled_contenders,
     eager_contenders,
+    train_with,
     vdnn_contenders,
 )
 from pareto_verdict import Point
@@ -32,6 +34,8 @@ from vdnn.models.spec import Workload
 from vdnn.plan.plan import Plan
 
 SEED = 7  # of the step whose gradients are compared
+ROUNDING = 1e-5  # a loss that is nearer than this is the same one, summed in another order
+WRONG = 1e-2  # far beyond what summing in another order does to float32 gradients here: 1e-8 to 1e-6 was seen
 
 
 @dataclass
@@ -41,7 +45,7 @@ class Entry:
     contender: Contender
     memory: StepMemory | None = None
     staging_nbytes: int = 0
-    difference: str = ""
+    difference: Difference | None = None
     ready_s: float = 0.0
     error: str = ""
     twin: Entry | None = None
@@ -61,41 +65,67 @@ class Entry:
         found, contender = self.measured, self.contender
         if found.memory is None or not found.seconds:
             return None
-        figures = (found.memory.peak_nbytes, tuple(found.seconds), contender.is_same_step, found.staging_nbytes)
+        is_same_step = contender.is_same_step and not (found.difference and found.difference.is_wrong)
+        figures = (found.memory.peak_nbytes, tuple(found.seconds), is_same_step, found.staging_nbytes)
         return Point(contender.name, contender.family, *figures)
 
 
+@dataclass(frozen=True)
+class Difference:
+    """From a plain step with the same seed. `gradients` is the distance of the gradients over their norm, None for the
+    same bits; `loss` is relative too."""
+
+    loss: float
+    gradients: float | None
+    has_other_buffers: bool
+
+    @property
+    def is_wrong(self) -> bool:
+        """The same loss with other gradients: forward drew the same dropout masks, so these are not its gradients."""
+        return self.loss < ROUNDING and self.gradients is not None and self.gradients > WRONG
+
+    def __str__(self) -> str:
+        words = ["same bits" if self.gradients is None else f"{self.gradients:.1e}"]
+        words += ["WRONG for its loss"] if self.is_wrong else []
+        words += ["other running statistics"] if self.has_other_buffers else []
+        return "; ".join(words)
+
+
 class Reference:
-    """Gradients and buffers of a plain step with a fixed seed: what everybody's are compared with."""
+    """Loss, gradients and buffers of a plain step with a fixed seed: what everybody's are compared with."""
 
     def __init__(self, load: Workload) -> None:
         self._load = load
         self._before = [buffer.clone() for buffer in load.model.buffers()]
-        self._gradients = self._train(lambda: load.step(*load.args).backward())
+        self._loss, self._gradients = self._trained(partial(train_with, load, load.step))
         self._after = [buffer.clone() for buffer in load.model.buffers()]
 
-    def difference(self, contender: Contender) -> str:
-        """In words."""
-        found = relative_difference(self._train(contender.train), self._gradients)
+    def difference(self, contender: Contender) -> Difference:
+        loss, gradients = self._trained(contender.train)
         buffers = zip(self._load.model.buffers(), self._after, strict=True)
-        return found if all(torch.equal(a, b) for a, b in buffers) else f"{found}; other running statistics"
+        return Difference(
+            abs(loss - self._loss) / abs(self._loss),
+            relative_difference(gradients, self._gradients),
+            not all(torch.equal(a, b) for a, b in buffers),
+        )
 
-    def _train(self, train: Callable[[], object]) -> list[Tensor]:
+    def _trained(self, train: Callable[[], Tensor]) -> tuple[float, list[Tensor]]:
         self._load.model.zero_grad(set_to_none=True)
         for buffer, before in zip(self._load.model.buffers(), self._before, strict=True):
             buffer.copy_(before)
         torch.manual_seed(SEED)
-        train()
-        return [parameter.grad for parameter in self._load.model.parameters() if parameter.grad is not None]
+        loss = float(train())
+        return loss, [parameter.grad for parameter in self._load.model.parameters() if parameter.grad is not None]
 
 
-def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> str:
+def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]) -> float | None:
+    """None for the same bits."""
     pairs = list(zip(gradients, reference, strict=True))
     if all(torch.equal(a, b) for a, b in pairs):
-        return "same bits"
+        return None
     apart = sum(float((a - b).double().square().sum()) for a, b in pairs)
     size = sum(float(b.double().square().sum()) for _, b in pairs)
-    return f"{(apart / size) ** 0.5:.1e}"
+    return (apart / size) ** 0.5
 
 
 def compare(load: Workload, lineup: Lineup, rounds: int) -> list[Entry]:

@@ -3,7 +3,7 @@
 Enters: points of every network. Leaves: the text of an SVG file. The one idea: a family is told by its shape, not by
 colour alone; the points of a family whose budget was swept are joined by a line; thin lines mark plain eager PyTorch,
 so that left of the upright one is less memory and below the level one is faster. A stroke through a mark spans the
-middle half of its trials. Axes are linear and do not start at zero.
+middle half of its trials. A pale mark is not the same computation. Axes are linear and do not start at zero.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vdnn.units import GiB, MiB
 
 COLUMNS = 4
 PANEL_WIDTH, PANEL_HEIGHT = 330, 290
-LEFT, RIGHT, TOP, BOTTOM = 52, 12, 30, 44  # from a panel's edges to its axes
+LEFT, RIGHT, TOP, BOTTOM = 60, 12, 30, 44  # from a panel's edges to its axes
 MARGIN, HEADER, FOOTER = 12, 46, 34
 MARK = 4.2  # half the size of a mark
 LABEL = 9  # size of the letters beside a mark
@@ -104,7 +104,7 @@ def legend(families: Sequence[str]) -> Iterator[str]:
 def panel(title: str, points: Sequence[Point]) -> Iterator[str]:
     unit, nbytes = ("GiB", GiB) if max(point.total_nbytes for point in points) >= GiB else ("MiB", MiB)
     x = padded([point.total_nbytes / nbytes for point in points], LEFT, PANEL_WIDTH - RIGHT)
-    y = padded([point.time_s for point in points], PANEL_HEIGHT - BOTTOM, TOP)
+    y = padded([seconds for point in points for seconds in spread(point)], PANEL_HEIGHT - BOTTOM, TOP)
     places = {point: (x(point.total_nbytes / nbytes), y(point.time_s)) for point in points}
     yield text(LEFT, TOP - 10, title, weight="bold")
     yield from axes(x, y, f"peak of a step, {unit}")
@@ -151,7 +151,8 @@ def family_marks(found: Sequence[tuple[Point, tuple[float, float]]], look: Look,
         low, high = spread(point)
         said = f"{point.name}: {point.total_nbytes / MiB:.0f} MiB, {point.time_s:.3f} s"
         yield line(x, scale(low), x, scale(high), look.colour)
-        yield f"<g><title>{escape(said)}</title>{mark(x, y, look)}</g>"
+        pale = "" if point.is_same_step else ' opacity="0.4"'
+        yield f"<g{pale}><title>{escape(said)}</title>{mark(x, y, look)}</g>"
 
 
 def spread(point: Point) -> tuple[float, float]:

@@ -2,7 +2,8 @@
 
 Enters: points of one network, each a peak and the times of its steps, taken in the same rounds. Leaves: lines of text.
 A point is dominated when a peer has no more bytes and no more time, times being medians. How sure that is, the rounds
-say: of the ratios within each round, the middle half; where it reaches over 1, the two are alike within noise.
+say: of the ratios within each round, the middle half; where it reaches over 1, the two are alike within noise. Peaks
+that differ by less than a page are the same.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
+
+PAGE_NBYTES = 4096
+"""The least memory a process can have. A virtualized step carries a handle of 8 bytes; a loss is held here or there."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Point:
 
 
 def dominates(peer: Point, point: Point) -> bool:
-    return peer.total_nbytes <= point.total_nbytes and peer.time_s <= point.time_s
+    return peer.total_nbytes < point.total_nbytes + PAGE_NBYTES and peer.time_s <= point.time_s
 
 
 def middle_half(point: Point, base: Point) -> tuple[float, float]:
@@ -59,7 +63,7 @@ def verdicts(points: Sequence[Point], families: Sequence[str]) -> Iterator[str]:
     for family in families:
         ours = [point for point in points if point.family == family]
         if not ours:
-            yield f"- {family}: no point of its own."
+            yield f"- {family}: no point of its own: its plans are other rows', or there are none."
         elif peers:
             yield f"- {family}: {verdict(ours, [peer for peer in peers if peer.is_same_step])}"
             yield from aside(ours, [peer for peer in peers if not peer.is_same_step])
@@ -99,7 +103,7 @@ def beaten_by(ours: Sequence[Point], peers: Sequence[Point]) -> str:
 
 def sufficient(point: Point, peer: Point) -> str:
     """Whether a point that was given a peer's bytes as its budget is at no more bytes at least as fast."""
-    if point.peak_nbytes > peer.peak_nbytes:
+    if point.peak_nbytes >= peer.peak_nbytes + PAGE_NBYTES:
         return "no: more bytes"
     if point.time_s <= peer.time_s:
         return "yes"

@@ -141,7 +141,7 @@ def test_parts_of_a_batch_add_up_to_the_gradients_of_the_whole(measuring: Module
     load.model.zero_grad(set_to_none=True)
     contenders.train_in_parts(load, 4)
     parts = [parameter.grad for parameter in load.model.parameters()]
-    assert float(measuring.relative_difference(parts, whole)) < 1e-4
+    assert measuring.relative_difference(parts, whole) < 1e-4
 
 
 def test_batch_normalization_makes_accumulation_another_computation(contenders: ModuleType) -> None:
@@ -158,5 +158,16 @@ def test_a_round_measures_every_eager_contender_beside_eager(measuring: ModuleTy
     assert [entry.error for entry in entries] == [""] * 6
     assert {len(entry.seconds) for entry in entries} == {2}
     by_name = {entry.name: entry for entry in entries}
-    assert by_name["checkpoint per block"].difference == "same bits; other running statistics"
+    assert by_name["checkpoint per block"].difference == measuring.Difference(0.0, None, has_other_buffers=True)
     assert by_name["checkpoint per block"].point.peak_nbytes < by_name["eager"].point.peak_nbytes
+
+
+@pytest.mark.parametrize(
+    ("loss", "gradients", "is_wrong"),
+    [(0.0, None, False), (1e-8, 1e-6, False), (0.0, 0.3, True), (0.1, 0.3, False)],
+    ids=["same-bits", "rounding", "same-loss-other-gradients", "other-masks"],
+)
+def test_other_gradients_are_wrong_where_the_loss_is_the_same(
+    measuring: ModuleType, loss: float, gradients: float | None, is_wrong: bool
+) -> None:
+    assert measuring.Difference(loss, gradients, has_other_buffers=False).is_wrong is is_wrong

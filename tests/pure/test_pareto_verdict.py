@@ -28,26 +28,26 @@ def plot(verdict: ModuleType) -> ModuleType:
 
 
 def test_a_peer_with_as_few_bytes_in_as_little_time_dominates(verdict: ModuleType) -> None:
-    ours = verdict.Point("auto", "vdnn exact", 100, (1.0, 1.0, 1.0))
-    assert verdict.dominates(verdict.Point("peer", "inductor", 100, (1.0, 1.0, 1.0)), ours)
+    ours = verdict.Point("auto", "vdnn exact", 100_000, (1.0, 1.0, 1.0))
+    assert verdict.dominates(verdict.Point("peer", "inductor", 100_000, (1.0, 1.0, 1.0)), ours)
 
 
-@pytest.mark.parametrize(("nbytes", "seconds"), [(101, 0.5), (50, 1.1)], ids=["more-bytes", "more-time"])
+@pytest.mark.parametrize(("nbytes", "seconds"), [(110_000, 0.5), (50_000, 1.1)], ids=["more-bytes", "more-time"])
 def test_a_peer_that_is_worse_in_one_way_does_not_dominate(verdict: ModuleType, nbytes: int, seconds: float) -> None:
-    ours = verdict.Point("auto", "vdnn exact", 100, (1.0,))
+    ours = verdict.Point("auto", "vdnn exact", 100_000, (1.0,))
     assert not verdict.dominates(verdict.Point("peer", "inductor", nbytes, (seconds,)), ours)
 
 
 def test_staging_counts_when_points_are_judged(verdict: ModuleType) -> None:
-    ours = verdict.Point("auto", "vdnn exact", 100, (1.0,), staging_nbytes=20)
-    assert verdict.dominates(verdict.Point("peer", "inductor", 110, (1.0,)), ours)
+    ours = verdict.Point("auto", "vdnn exact", 100_000, (1.0,), staging_nbytes=20_000)
+    assert verdict.dominates(verdict.Point("peer", "inductor", 110_000, (1.0,)), ours)
 
 
 def test_the_verdict_names_the_fastest_of_the_peers_that_dominate(verdict: ModuleType) -> None:
     points = [
-        verdict.Point("auto", "vdnn exact", 100, (1.0, 1.0)),
-        verdict.Point("slow peer", "inductor", 50, (0.9, 0.9)),
-        verdict.Point("fast peer", "inductor", 80, (0.5, 0.5)),
+        verdict.Point("auto", "vdnn exact", 100_000, (1.0, 1.0)),
+        verdict.Point("slow peer", "inductor", 50_000, (0.9, 0.9)),
+        verdict.Point("fast peer", "inductor", 80_000, (0.5, 0.5)),
     ]
     (line, _) = verdict.verdicts(points, ["vdnn exact"])
     assert "dominated: 1 of 1" in line
@@ -56,16 +56,16 @@ def test_the_verdict_names_the_fastest_of_the_peers_that_dominate(verdict: Modul
 
 def test_nobody_below_is_a_point_not_dominated(verdict: ModuleType) -> None:
     points = [
-        verdict.Point("auto", "vdnn exact", 100, (1.0,)),
-        verdict.Point("eager", "eager", 200, (0.9,)),
+        verdict.Point("auto", "vdnn exact", 100_000, (1.0,)),
+        verdict.Point("eager", "eager", 200_000, (0.9,)),
     ]
     assert "**not dominated**" in next(verdict.verdicts(points, ["vdnn exact"]))
 
 
 def test_who_computes_something_else_is_named_but_does_not_judge(verdict: ModuleType) -> None:
     points = [
-        verdict.Point("auto", "vdnn exact", 100, (1.0,)),
-        verdict.Point("accumulation in 2", "accumulation", 60, (0.9,), is_same_step=False),
+        verdict.Point("auto", "vdnn exact", 100_000, (1.0,)),
+        verdict.Point("accumulation in 2", "accumulation", 60_000, (0.9,), is_same_step=False),
     ]
     line, beside, _ = verdict.verdicts(points, ["vdnn exact"])
     assert "**not dominated**" in line
@@ -73,25 +73,26 @@ def test_who_computes_something_else_is_named_but_does_not_judge(verdict: Module
 
 
 def test_a_difference_that_changes_sign_from_round_to_round_is_noise(verdict: ModuleType) -> None:
-    ours = verdict.Point("auto", "vdnn exact", 100, (1.0, 1.2, 1.0, 1.2))
-    peer = verdict.Point("peer", "inductor", 100, (1.1, 1.0, 1.1, 1.0))
+    ours = verdict.Point("auto", "vdnn exact", 100_000, (1.0, 1.2, 1.0, 1.2))
+    peer = verdict.Point("peer", "inductor", 100_000, (1.1, 1.0, 1.1, 1.0))
     assert "within noise" in verdict.over(ours, peer)
 
 
 @pytest.mark.parametrize(
     ("nbytes", "seconds", "answer"),
     [
-        (100, (1.0, 1.0, 1.0), "yes"),
-        (101, (0.1, 0.1, 0.1), "no: more bytes"),
-        (90, (1.2, 1.2, 1.2), "no: slower"),
-        (90, (1.4, 1.01, 0.8), "alike within noise"),
+        (100_000, (1.0, 1.0, 1.0), "yes"),
+        (100_008, (1.0, 1.0, 1.0), "yes"),
+        (110_000, (0.1, 0.1, 0.1), "no: more bytes"),
+        (90_000, (1.2, 1.2, 1.2), "no: slower"),
+        (90_000, (1.4, 1.01, 0.8), "alike within noise"),
     ],
-    ids=["equal", "more-bytes", "slower", "noise"],
+    ids=["equal", "less-than-a-page-more", "more-bytes", "slower", "noise"],
 )
 def test_a_peers_bytes_suffice_or_not(
     verdict: ModuleType, nbytes: int, seconds: tuple[float, ...], answer: str
 ) -> None:
-    peer = verdict.Point("peer", "checkpoint", 100, (1.0, 1.0, 1.0))
+    peer = verdict.Point("peer", "checkpoint", 100_000, (1.0, 1.0, 1.0))
     assert verdict.sufficient(verdict.Point("auto", "vdnn exact", nbytes, seconds), peer) == answer
 
 
