@@ -58,7 +58,7 @@ def accumulate(network: Network, parts: int, num_forward_outputs: int) -> fx.Gra
 
 def _program(analysis: Analysis) -> tuple[Choice, Program]:
     """All ops in one go. Updates of inputs come last: until then everybody reads what was there before."""
-    kept_whole = set(_small_losses(analysis))
+    kept_whole = {*_small_losses(analysis), *_of_integers_alone(analysis)}
     choice = Choice(analysis, {op for op in splittable(analysis) if op not in kept_whole})
     return choice, schedule(choice, sorted(analysis.ops, key=writes_input))
 
@@ -67,6 +67,23 @@ def _small_losses(analysis: Analysis) -> list[fx.Node]:
     largest = max((sample_nbytes(analysis, op) for op in analysis.ops), default=0)
     losses = [op for op in splittable(analysis) if op_name(op) in _CROSS_ENTROPIES]
     return [op for op in losses if sample_nbytes(analysis, op) <= _SMALL_SHARE * largest]
+
+
+def _of_integers_alone(analysis: Analysis) -> set[fx.Node]:
+    """What is made of labels and of nothing else: counts that every chunk's loss is divided by. Labels are all there
+    before the first chunk, and small."""
+    found: set[fx.Node] = set()
+    for node in analysis.graph.nodes:
+        sources = node.all_input_nodes
+        if node.op == "call_function" and sources and all(n in found or _is_integer_input(n) for n in sources):
+            found.add(node)
+    return found
+
+
+def _is_integer_input(node: fx.Node) -> bool:
+    tensor = tensor_of(node)
+    is_number = tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
+    return node.op == "placeholder" and not is_number
 
 
 def _start_from_one(graph: fx.Graph, tangent: fx.Node) -> None:

@@ -22,7 +22,7 @@ from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
 from vdnn.capture.forms.calls import Caller
-from vdnn.capture.forms.rows import Rows, Split
+from vdnn.capture.forms.rows import Result, Rows, Split
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, producer, read_by_whole_ops, values_of
 from vdnn.capture.nodes import is_getitem, tensor_of, tensors_of
 
@@ -47,13 +47,15 @@ def bounds_of(batch: int, parts: int) -> Bounds:
 
 
 class PartsWriter:
-    """The graph being written. `whole` and `parts` find what a traced node has become."""
+    """The graph being written. `whole` and `parts` find what a traced node has become; `_here`, parts that are read in
+    the stretch being written and not after it."""
 
     def __init__(self, choice: Choice, program: Program, bounds: Bounds) -> None:
         self.choice, self.analysis, self.bounds = choice, choice.analysis, bounds
         self.graph = fx.Graph()
         self.whole: dict[fx.Node, fx.Node] = {}
         self.parts: dict[tuple[fx.Node, int], fx.Node] = {}
+        self._here: dict[tuple[fx.Node, int], fx.Node] = {}
         self._cuts: dict[tuple[fx.Node, Rows, int], fx.Node] = {}
         self._caller = Caller(self.graph, self.analysis.graph)
         self._wanted_whole = read_by_whole_ops(choice, program)
@@ -104,12 +106,16 @@ class PartsWriter:
         for part in range(len(self.bounds)):
             for op in stretch.ops:
                 self._write_part(op, part)
-        self._forget_copied_parts()
+        self._here.clear()
 
-    def _forget_copied_parts(self) -> None:
-        """What is whole now is read from there, so that its parts can go, and with them views of them."""
-        gone = {key for key in self.parts if key[0] in self._wanted_whole or key[0] in self.analysis.views}
-        self.parts = {key: node for key, node in self.parts.items() if key not in gone}
+    def _keep_part(self, node: fx.Node, part: int, made: fx.Node) -> None:
+        """What is whole after its stretch is read from there, so that its parts can go, and views of parts with
+        them."""
+        is_for_now = node in self._wanted_whole or node in self.analysis.views
+        (self._here if is_for_now else self.parts)[node, part] = made
+
+    def _part_of(self, node: fx.Node, part: int) -> fx.Node | None:
+        return self._here.get((node, part)) or self.parts.get((node, part))
 
     def _room_for(self, value: fx.Node) -> fx.Node:
         tensor = tensor_of(value)
@@ -120,47 +126,49 @@ class PartsWriter:
         return self._caller.call(value, aten.empty_strided.default, *sizes, name=f"{value.name}_whole", **options)
 
     def _write_part(self, op: fx.Node, part: int) -> None:
-        split = self.analysis.splits[op]
+        results = self.analysis.splits[op].results
         if op.target is aten.mm.default and part > 0 and self.analysis.is_summed(op):
             factors = [self._read_part(factor, op, part) for factor in op.args]
             self.whole[op] = self._caller.call(op, aten.addmm_.default, self.whole[op], *factors)
             return
-        self._call_part(op, split, part)
+        made = self._call_part(op, part)
         if tensor_of(op) is not None:
-            self._settle(op, split.results[0], part)
+            self._settle(op, results[0], part, made)
         for user in filter(is_getitem, op.users):
             position: Any = user.args[1]
-            made = self._caller.getitem(self.parts[op, part], position, user, name=f"{user.name}_part{part}")
-            self.parts[user, part] = made
-            self._settle(user, split.results[position], part)
+            taken = self._caller.getitem(made, position, user, name=f"{user.name}_part{part}")
+            self._settle(user, results[position], part, taken)
 
-    def _call_part(self, op: fx.Node, split: Split, part: int) -> None:
-        start, stop = self.bounds[part]
-        args, kwargs = _resized(op, split, stop - start)
+    def _call_part(self, op: fx.Node, part: int) -> fx.Node:
+        split, samples = self.analysis.splits[op], self.bounds[part][1] - self.bounds[part][0]
+        args, kwargs = _resized(op, split, samples)
         args, kwargs = fx.map_arg((args, kwargs), lambda source: self._read_part(source, op, part))
         try:
             made = self._caller.call(op, op.target, *args, name=f"{op.name}_part{part}", **kwargs)
         except (RuntimeError, ValueError, IndexError) as refusal:
             raise CannotSplit(op) from refusal
-        if not _is_as_promised(op, made, split, stop - start):
+        if not _is_as_promised(op, made, split, samples):
             raise CannotSplit(op)
-        self.parts[op, part] = made
+        return made
 
-    def _settle(self, value: fx.Node, result: Any, part: int) -> None:
-        made = self.parts[value, part]
-        if value in self._wanted_whole:
-            self._caller.call(value, aten.copy_.default, self._cut(value, result, part, value), made)
-        elif result is not None and not isinstance(result, Rows):
-            total = made if part == 0 else self._caller.call(value, aten.add.Tensor, self.whole[value], made)
-            self.whole[value] = total
+    def _settle(self, value: fx.Node, result: Result, part: int, made: fx.Node) -> None:
+        """Keep a part, copy it to where it belongs in the whole, or add it to what the parts before gave."""
+        if isinstance(result, Rows):
+            self._keep_part(value, part, made)
+            if value in self._wanted_whole:
+                self._caller.call(value, aten.copy_.default, self._cut(value, result, part, value), made)
+        elif result is not None:
+            is_first = part == 0
+            self.whole[value] = made if is_first else self._caller.call(value, aten.add.Tensor, self.whole[value], made)
 
     def _read_part(self, source: Any, op: fx.Node, part: int) -> Any:
         """What `op` reads of an argument: the rows of some samples, or all of what is the same for all of them."""
         rows = self.analysis.splits[op].takes.get(source)
         if rows is None:
             return self.read(source) if isinstance(source, fx.Node) else source
-        if (source, part) in self.parts:
-            return self.parts[source, part]
+        made = self._part_of(source, part)
+        if made is not None:
+            return made
         if source in self.analysis.views and self.choice.in_parts(source):
             return self._view_part(source, part)
         return self._cut(source, rows, part, op)
@@ -168,12 +176,13 @@ class PartsWriter:
     def _view_part(self, view: fx.Node, part: int) -> fx.Node:
         """A view is taken in parts when it is first read so."""
         op = producer(view)
-        if (op, part) not in self.parts:
-            self._call_part(op, self.analysis.splits[op], part)
+        made = self._part_of(op, part) or self._call_part(op, part)
+        self._keep_part(op, part, made)
         if is_getitem(view):
             position: Any = view.args[1]
-            self.parts[view, part] = self._caller.getitem(self.parts[op, part], position, view)
-        return self.parts[view, part]
+            made = self._caller.getitem(made, position, view)
+            self._keep_part(view, part, made)
+        return made
 
     def _cut(self, source: fx.Node, rows: Rows, part: int, like: fx.Node) -> fx.Node:
         key = (source, rows, part)
