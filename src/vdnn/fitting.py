@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from vdnn.api import problem_of
-from vdnn.compiler import decide
+from vdnn.api import plan_of
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
@@ -103,7 +102,7 @@ def planned(model: Callable[..., Any], args: Any, options: Options, size: int) -
     """Plan one size."""
     begin = perf_counter()
     try:
-        plan = decide(problem_of(model, args, {}, options), options)
+        plan = plan_of(model, args, {}, options)
     except Infeasible as reason:
         took_s, words = perf_counter() - begin, str(reason).partition("\n")[0]
         return Probe(size, False, took_s, minimum_nbytes=reason.minimum_nbytes, why_not=words)

@@ -15,7 +15,7 @@ from vdnn.cli import main
 from vdnn.plan import STRATEGIES
 
 COMPARE = ("compare", DEEP, "--batch", "16", *ON_TITAN_X)
-ROW = {"strategy", "label", "budget_nbytes", "solve_s", "figures", "why_not", "minimum_nbytes"}
+ROW = {"strategy", "label", "budget_nbytes", "solve_s", "figures", "why_not", "minimum_nbytes", "form"}
 
 
 @pytest.fixture(autouse=True)

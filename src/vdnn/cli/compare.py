@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Set
+from dataclasses import asdict, replace
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -25,9 +25,11 @@ from vdnn.cli.options import (
     Model,
     StateOf,
 )
-from vdnn.cli.planning import Asked, capture
+from vdnn.cli.planning import Asked, ask, measuring
 from vdnn.plan.compared import Row, best_strategy, by_budget, by_strategy
 from vdnn.plan.figures import Figures, figures, keep_all
+from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
 from vdnn.report.text import quiet_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
 
@@ -51,60 +53,67 @@ def compare(
     debug: Debug = False,
 ) -> Answer:
     """Compare all strategies on one training step, then budgets from 100 % down to the least: memory against time."""
-    asked = capture(
-        model,
-        batch,
-        image_size=image_size,
-        channels_last=channels_last,
-        shows_progress=not as_json,
-        budget=budget,
-        device=device,
-        strategy="gist" if lossy is not None else None,  # somebody who rounds; which strategies do is theirs to say
-        lossy=lossy,
-        exact=not inexact,
-        optimizer=optimizer,
-        costs=costs,
-    )
-    strategies, budgets = _solved(asked, shows_progress=not as_json)
-    return Answer(_record(asked, strategies, budgets), lambda width: _view(asked, strategies, budgets, width))
+    with measuring(enabled=not as_json) as progress:
+        asked = ask(
+            model,
+            batch,
+            image_size=image_size,
+            channels_last=channels_last,
+            progress=progress,
+            budget=budget,
+            device=device,
+            lossy=lossy,
+            exact=not inexact,
+            optimizer=optimizer,
+            costs=costs,
+        )
+        problem = asked.problem()
+    rows = _solved(asked, problem, shows_progress=not as_json)
+    return Answer(_record(asked.name, problem, *rows), lambda width: _view(asked.name, problem, *rows, width))
 
 
-def _solved(asked: Asked, shows_progress: bool) -> tuple[list[Row], list[Row]]:
-    console = Console(stderr=True, quiet=not shows_progress)
+def _solved(asked: Asked, problem: Problem, shows_progress: bool) -> tuple[list[Row], list[Row]]:
+    """The rows of both tables. Budgets are planned as `vdnn.virtualize` does, in other forms of the step too."""
     strategies: list[Row] = []
     budgets: list[Row] = []
-    with console.status("Planning") as status:
-        for row in by_strategy(asked.problem):
+    within: Callable[[int], Plan] = lambda nbytes: asked.plan(budget=nbytes, strategy=best_strategy())  # noqa: E731
+    with Console(stderr=True, quiet=not shows_progress).status("Planning") as status:
+        for row in by_strategy(problem):
             status.update(f"Planning: {row.strategy} took {format_seconds(row.solve_s)}")
             strategies.append(row)
-        for row in by_budget(asked.problem, best_strategy()):
+        for row in by_budget(problem, best_strategy(), within):
             status.update(f"Planning: {row.strategy} within {row.label} took {format_seconds(row.solve_s)}")
             budgets.append(row)
-    return strategies, budgets
+    return strategies, [_corrected(row, budgets[-1]) for row in budgets]
 
 
-def _record(asked: Asked, strategies: Iterable[Row], budgets: Iterable[Row]) -> dict[str, Any]:
-    oracle = keep_all(asked.problem)
+def _corrected(row: Row, least: Row) -> Row:
+    """What a budget would have to be is what the search for the least has found, which knows every form."""
+    return row if row.figures is not None or least.figures is None else replace(row, minimum_nbytes=least.budget_nbytes)
+
+
+def _record(name: str, problem: Problem, strategies: Iterable[Row], budgets: Iterable[Row]) -> dict[str, Any]:
+    oracle = keep_all(problem)
     return {
         "schema": "vdnn.comparison",
         "version": 1,
-        "model": asked.name,
-        "hardware": asked.problem.hardware.name,
-        "budget_nbytes": asked.problem.budget_nbytes,
-        "num_steps": len(asked.problem.graph),
+        "model": name,
+        "hardware": problem.hardware.name,
+        "budget_nbytes": problem.budget_nbytes,
+        "num_steps": len(problem.graph),
         "keep_all": asdict(figures(oracle, oracle)),
         "strategies": [asdict(row) for row in strategies],
         "budgets": [asdict(row) for row in budgets],
     }
 
 
-def _view(asked: Asked, strategies: list[Row], budgets: list[Row], width: int) -> RenderableType:
-    budget_nbytes = asked.problem.budget_nbytes
+def _view(name: str, problem: Problem, strategies: list[Row], budgets: list[Row], width: int) -> RenderableType:
+    budget_nbytes = problem.budget_nbytes
     bound = "no budget" if budget_nbytes is None else f"budget {format_nbytes(budget_nbytes)}"
     who = budgets[0].strategy if budgets else best_strategy()
     return sections(
         Group(
-            title(f"{asked.name} on {asked.problem.hardware.name}, {bound}"),
+            title(f"{name} on {problem.hardware.name}, {bound}"),
             Text(
                 "Saved, and loss of time, are against keep-all. Moved counts both ways."
                 " ≥ stands before the least that a strategy needs."
@@ -113,7 +122,14 @@ def _view(asked: Asked, strategies: list[Row], budgets: list[Row], width: int) -
         _table("strategy", strategies, width, without={">within"}),
         title(f"{who} within less and less, in shares of keep-all's peak"),
         _table("budget", budgets, width),
+        *_forms(budgets),
     )
+
+
+def _forms(budgets: Iterable[Row]) -> list[Text]:
+    """Where the step is not run as it was traced."""
+    said = [f"Within {row.label} the step is run in another form: {row.form}." for row in budgets if row.form]
+    return [Text("\n".join(said))] if said else []
 
 
 def _table(first: str, rows: Iterable[Row], width: int, without: Set[str] = frozenset()) -> Table:

@@ -27,7 +27,7 @@ from vdnn.cli.options import (
     Strategy,
     positive,
 )
-from vdnn.cli.planning import Solved, capture, decide
+from vdnn.cli.planning import Solved, ask, measuring, solve
 from vdnn.errors import InvalidInput
 from vdnn.plan.explained import Line, eventful, explained
 from vdnn.plan.plan import Plan
@@ -85,8 +85,10 @@ def explain(
     elif batch is None:
         raise InvalidInput(f"{model!r} is the name of a model, and its plan depends on the batch: add --batch N.")
     else:
-        more = {"channels_last": channels_last, "shows_progress": not as_json, "exact": not inexact}
-        solved = decide(capture(model, batch, **asked, **more))
+        with measuring(enabled=not as_json) as progress:
+            solved = solve(
+                ask(model, batch, **asked, channels_last=channels_last, exact=not inexact, progress=progress)
+            )
     lines = explained(solved.plan)
     shown = lines if everything else tuple(eventful(lines))
     return Answer(_record(solved, shown, len(lines)), lambda width: _view(solved, shown, len(lines), width))
@@ -104,6 +106,7 @@ def _record(solved: Solved, lines: Iterable[Line], num_instructions: int) -> dic
         "version": 1,
         "model": solved.name,
         "strategy": plan.strategy,
+        "form": plan.problem.form,
         "hardware": plan.problem.hardware.name,
         "budget_nbytes": plan.problem.budget_nbytes,
         "peak_nbytes": plan.peak_nbytes,

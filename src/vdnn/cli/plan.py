@@ -26,8 +26,8 @@ from vdnn.cli.options import (
     StateOf,
     Strategy,
 )
-from vdnn.cli.planning import Solved, capture, decide
-from vdnn.plan.figures import Figures, figures, keep_all
+from vdnn.cli.planning import Solved, ask, measuring, oracle_of, solve
+from vdnn.plan.figures import Figures, figures
 from vdnn.report.memory import MemoryProfile, profile_memory
 from vdnn.report.text import quiet_table, residents_table, roles_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
@@ -58,25 +58,26 @@ def plan(
     debug: Debug = False,
 ) -> Answer:
     """Plan a training step within a budget: peak, time beside keeping everything, bytes moved, what fills the peak."""
-    asked = capture(
-        model,
-        batch,
-        image_size=image_size,
-        channels_last=channels_last,
-        shows_progress=not as_json,
-        budget=budget,
-        device=device,
-        strategy=strategy,
-        lossy=lossy,
-        exact=not inexact,
-        optimizer=optimizer,
-        costs=costs,
-        plan=load,
-    )
-    solved = decide(asked)
+    with measuring(enabled=not as_json) as progress:
+        asked = ask(
+            model,
+            batch,
+            image_size=image_size,
+            channels_last=channels_last,
+            progress=progress,
+            budget=budget,
+            device=device,
+            strategy=strategy,
+            lossy=lossy,
+            exact=not inexact,
+            optimizer=optimizer,
+            costs=costs,
+            plan=load,
+        )
+        solved = solve(asked)
+        oracle = oracle_of(asked, solved.plan)
     if save is not None:
         solved.plan.save(save)
-    oracle = keep_all(solved.plan.problem)
     profile = profile_memory(solved.plan, name=solved.name)
     own, kept = figures(solved.plan, oracle), figures(oracle, oracle)
     record = _record(solved, own, kept, profile) | {"saved_as": None if save is None else str(save)}
@@ -93,7 +94,8 @@ def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile)
         "budget_nbytes": plan.problem.budget_nbytes,
         "lossy": plan.problem.lossy,
         "num_steps": len(plan.problem.graph),
-        "solve_s": solved.solve_s,
+        "form": plan.problem.form,
+        "plan_s": solved.plan_s,
         "plan": asdict(own),
         "keep_all": asdict(kept),
         "bound_s": plan.bound_s,
@@ -152,7 +154,8 @@ def comparison(own: Figures, kept: Figures) -> RenderableType:
 def _sentences(solved: Solved, own: Figures) -> list[str]:
     plan = solved.plan
     actions = ", ".join(f"{count} {kind}" for kind, count in own.actions.items())
-    decided = f"Decisions: {actions or 'none, everything is kept'}. Solved in {format_seconds(solved.solve_s)}"
+    decided = f"Decisions: {actions or 'none, everything is kept'}. Planned in {format_seconds(solved.plan_s)}"
     gap = "" if plan.gap is None else f"; at most {plan.gap:.1%} above the fastest plan there can be"
-    forms = [f"{len(plan.variants)} ops are computed in another form."] if plan.variants else []
+    forms = [f"The step is run in another form: {plan.problem.form}."] if plan.problem.form else []
+    forms += [f"{len(plan.variants)} ops have a choice of algorithms."] if plan.variants else []
     return [f"{decided}{gap}.", *forms, *([plan.note] if plan.note else [])]

@@ -1,72 +1,94 @@
 """What the subcommands that plan have in common: a model's name becomes a problem, a problem a plan with its price.
 
-The network and its batch exist as meta tensors only. Solving is timed apart from capturing.
+The network and its batch exist as meta tensors only. Planning is timed apart from capturing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vdnn.plan.figures import keep_all
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 
 if TYPE_CHECKING:
+    from vdnn.models import Workload
     from vdnn.options import Options
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A training step as it was captured, and what is asked of its plan."""
+    """A training step of meta tensors, and what is asked of its plan."""
 
-    name: str
-    problem: Problem
+    workload: Workload
+    batch: int
     options: Options
+
+    @property
+    def name(self) -> str:
+        return f"{self.workload.name}, batch {self.batch}"
+
+    def problem(self) -> Problem:
+        """Of the step as it was traced."""
+        from vdnn.api import problem_of
+
+        return problem_of(self.workload.step, self.workload.args, {}, self.options)
+
+    def plan(self, **changes: Any) -> Plan:
+        """The plan that `vdnn.virtualize` would follow with these options, some of them changed."""
+        from vdnn.api import plan_of
+
+        return plan_of(self.workload.step, self.workload.args, {}, replace(self.options, **changes))
 
 
 @dataclass(frozen=True)
 class Solved:
-    """`solve_s` is the time of the strategy and of the check, without that of the capture."""
+    """A plan; `plan_s` is the time from the captured step to it, with its costs and its check."""
 
     name: str
     plan: Plan
-    solve_s: float
+    plan_s: float
 
 
-def capture(
+def ask(
     model: str,
     batch: int,
     *,
     image_size: int | None = None,
     channels_last: bool = False,
-    shows_progress: bool = True,
+    progress: Callable[[int, int], None] | None = None,
     **asked: Any,
 ) -> Asked:
     """The step of a named network; `asked` are the fields of `Options`."""
-    from vdnn.api import problem_of
     from vdnn.models import load
     from vdnn.options import Options
 
-    with measuring(enabled=shows_progress) as progress:
-        options = Options(**asked, progress=progress).on_known_hardware()
-        workload = load(model, batch, device="meta", image_size=image_size, channels_last=channels_last)
-        problem = problem_of(workload.step, workload.args, {}, options)
-    return Asked(f"{workload.name}, batch {batch}", problem, options)
+    options = Options(**asked, progress=progress).on_known_hardware()
+    workload = load(model, batch, device="meta", image_size=image_size, channels_last=channels_last)
+    return Asked(workload, batch, options)
 
 
-def decide(asked: Asked) -> Solved:
-    """The plan that the options ask for."""
-    from vdnn.compiler import decide
+def solve(asked: Asked) -> Solved:
+    """The plan that the options ask for, timed apart from the capture."""
+    from vdnn.api import captured_step
+    from vdnn.compiler import plan_joint
 
-    begin = perf_counter()
-    plan = decide(asked.problem, asked.options)
-    return Solved(asked.name, plan, perf_counter() - begin)
+    with captured_step(asked.workload.step, asked.workload.args, {}) as (joint, num_outputs):
+        begin = perf_counter()
+        _, plan = plan_joint(joint, num_outputs, (), asked.options, asked.workload.name)
+        return Solved(asked.name, plan, perf_counter() - begin)
+
+
+def oracle_of(asked: Asked, plan: Plan) -> Plan:
+    """Keep-all of the step as it was traced: a plan for another form of it has another graph."""
+    return keep_all(asked.problem() if plan.problem.form else plan.problem)
 
 
 @contextmanager
