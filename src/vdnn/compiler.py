@@ -111,12 +111,12 @@ def plan_joint(
         costs, variants = estimate(posed.lowered, in_bytes)
         return replace(posed, problem=replace(posed.problem, costs=costs, variants=variants))
 
-    wanted = "" if options.plan is None else opened(options.plan).problem.form
-    if wanted:
-        posed = price(pose(_named(wanted, offered)))
-        plan = decide(posed.problem, options)
-    else:
+    if options.plan is None:
         posed, plan = choose_form(traced, offered, pose, price, lambda problem: decide(problem, options))
+    else:
+        wanted = opened(options.plan).problem.form
+        posed = price(pose(_named(wanted, offered))) if wanted else traced
+        plan = decide(posed.problem, options)
     peak = format_nbytes(plan.peak_nbytes)
     log.info("%s: %d steps %s, %s, peak %s", name, len(plan.problem.graph), plan.problem.form, plan.strategy, peak)
     return posed, plan
