@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import pytest
 
+from vdnn.hardware.presets import preset
 from vdnn.ir import Graph, Role
-from vdnn.papers.superneurons_networks import NETWORKS, alexnet, resnet
+from vdnn.papers.batches import fits
+from vdnn.papers.figures import Certainty
+from vdnn.papers.superneurons_networks import NETWORKS, alexnet, bottlenecks, resnet
+from vdnn.papers.superneurons_reproduced import alexnet_peaks, largest_batches, recomputation
 from vdnn.papers.superneurons_tables import (
     PUBLISHED_ALEXNET_MIB,
     PUBLISHED_PEAKS_MIB,
@@ -16,10 +20,15 @@ from vdnn.papers.superneurons_tables import (
     RECOMPUTING,
     baseline_nbytes,
     forward_nbytes,
+    moved_nbytes,
+    offloading_convolutions,
+    on_the_card,
+    regulated_peak,
     row,
     superneurons_problem,
 )
 from vdnn.plan import check, solve
+from vdnn.plan.problem import Problem
 from vdnn.plan.segments import segments
 from vdnn.plan.strategies.recompute import l_peak, needed_nbytes
 from vdnn.units import MiB
@@ -123,3 +132,57 @@ def test_the_images_are_given_and_not_counted() -> None:
 def test_a_depth_that_is_not_in_the_table_is_refused() -> None:
     with pytest.raises(ValueError, match="ResNets of 50, 101 layers, not of 34"):
         resnet(34)
+
+
+def test_the_convolutions_of_alexnet_on_the_host_leave_1066_mib() -> None:
+    """Fetched at their use; the paper has 1132.155 and does not say how far ahead it fetches."""
+    plan = check(offloading_convolutions(superneurons_problem(alexnet())))
+    assert regulated_peak(plan) / MiB == pytest.approx(1066.04, abs=0.005)
+
+
+def test_all_outputs_of_convolutions_go_and_return() -> None:
+    plan = offloading_convolutions(superneurons_problem(alexnet(256)))
+    elements = 96 * 55 * 55 + 256 * 27 * 27 + (384 + 384 + 256) * 13 * 13
+    assert moved_nbytes(plan) == 2 * 256 * 4 * elements
+
+
+def test_nothing_moves_while_the_card_has_room() -> None:
+    assert moved_nbytes(on_the_card(superneurons_problem(alexnet(256)))) == 0
+
+
+def test_the_papers_deepest_network_has_2498_layers() -> None:
+    assert bottlenecks((6, 32, 788, 6), 1).name == "ResNet2498(1)"
+
+
+def test_the_table_of_alexnet_says_equal_only_where_figures_are() -> None:
+    for row_ in alexnet_peaks().rows:
+        (ours,), (published,) = row_.ours, row_.published
+        assert ours.value is not None
+        assert published.value is not None
+        is_equal = ours.value / MiB == pytest.approx(published.value / MiB, abs=0.001)
+        assert is_equal == ("equal" in row_.why)
+
+
+def test_counts_of_the_resnets_are_no_confirmation() -> None:
+    """The paper's counts were matched by solving for the graph, so agreeing with them proves nothing."""
+    (network,) = {row_.what[0] for row_ in recomputation(["ResNet50(32)"]).rows}
+    assert network == "ResNet50(32)"
+    assert {row_.certainty for row_ in recomputation(["ResNet50(32)"]).rows} == {Certainty.FITTED}
+
+
+def test_the_largest_batch_is_found_by_planning_what_was_captured() -> None:
+    """AlexNet's list of layers stands in for a capture."""
+
+    def capture(name: str, batch: int, device: str) -> Problem:
+        return superneurons_problem(alexnet(batch))
+
+    (found,) = largest_batches(capture, ["alexnet-lrn"]).rows
+    kept, moved, ours = (figure.value for figure in found.ours)
+    machine = preset("k40c")
+    assert kept is not None
+    assert fits(alexnet(int(kept)), machine, "keep-all")
+    assert not fits(alexnet(int(kept) + 8), machine, "keep-all")
+    assert moved is not None
+    assert ours is not None
+    assert kept < moved <= ours
+    assert (found.published[-1].value, found.certainty) == (1792, Certainty.UNSURE)

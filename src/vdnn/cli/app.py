@@ -25,6 +25,7 @@ from vdnn.cli.fit import fit
 from vdnn.cli.inspect import inspect
 from vdnn.cli.models import models
 from vdnn.cli.plan import plan
+from vdnn.cli.reproduce import reproduce
 from vdnn.cli.train import train
 
 app = typer.Typer(
@@ -70,6 +71,7 @@ _add(
     "vdnn train resnet50 --batch 4 --steps 3 --verify",
     "vdnn train alexnet --batch 16 --steps 3 --optimizer adam --lr 1e-4 --json",
 )
+_add(reproduce, "vdnn reproduce vdnn --quick", "vdnn reproduce superneurons gist --json")
 _add(doctor, "vdnn doctor", "vdnn doctor --quick --json")
 
 

@@ -75,14 +75,21 @@ def _skeleton(graph: Graph) -> tuple[object, ...]:
     return ops, values, storages, graph.inputs, graph.tangents, graph.held
 
 
+_MOVE_AND_REPLAY = frozenset({"offload", "superneurons"})
+"""Strategies that cannot go below the floor of moving, which is known long before they have tried everything."""
+
+
 def fits(graph: Graph, hardware: Hardware, strategy: str) -> bool:
     """Whether the strategy has a plan within the device's memory, all of which is the budget."""
-    problem = Problem(graph, roofline(graph, hardware), hardware, hardware.device.nbytes)
+    budget_nbytes = hardware.device.nbytes
+    problem = Problem(graph, roofline(graph, hardware), hardware, budget_nbytes)
+    if budget_nbytes is not None and strategy in _MOVE_AND_REPLAY and minimum_budget(problem)[0] > budget_nbytes:
+        return False
     try:
         plan = solve(problem, strategy)
     except Infeasible:
         return False
-    return hardware.device.nbytes is None or plan.peak_nbytes <= hardware.device.nbytes
+    return budget_nbytes is None or plan.peak_nbytes <= budget_nbytes
 
 
 def guess(graph_of: Callable[[int], Graph], hardware: Hardware, strategy: str, near: tuple[int, int]) -> int:

@@ -1,0 +1,65 @@
+"""`vdnn reproduce`: every paper quickly, as text and as JSON; captured networks scale with their batch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from vdnn.cli import main
+from vdnn.cli.captured_networks import problem_of, relu_densities
+from vdnn.cli.reproduce import PAPERS, reproduce
+from vdnn.papers.batches import Scaled
+from vdnn.papers.figures import Certainty
+
+FAST = ("vdnn", "hybrid")
+
+
+def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
+    assert main(["reproduce", *arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_row_of_a_paper_has_its_certainty_in_words(paper: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, paper, "--quick")
+    (only,) = found["papers"]
+    rows = [row for table in only["tables"] for row in table["rows"]]
+    assert (found["schema"], only["name"], found["quick"]) == ("vdnn.reproduce", paper, True)
+    assert {row["certainty"] for row in rows} <= {str(certainty) for certainty in Certainty}
+    assert any(figure["value"] is not None for row in rows for figure in row["ours"].values())
+
+
+@pytest.mark.parametrize("width", [80, 120])
+@pytest.mark.parametrize("paper", FAST)
+def test_tables_fit_their_terminal_whole(paper: str, width: int) -> None:
+    console = Console(width=width, highlight=False, no_color=True)
+    with console.capture() as capture:
+        console.print(reproduce([paper], quick=True).view(width))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in capture.get()
+
+
+def test_several_papers_come_in_the_order_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    found = record(capsys, "hybrid", "vdnn", "--quick")
+    assert [paper["name"] for paper in found["papers"]] == ["hybrid", "vdnn"]
+
+
+def test_a_paper_that_is_not_there_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "checkmate"]) == 2
+    assert "'checkmate' is none of vdnn, superneurons, gist, hybrid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["alexnet-lrn", "nin"])
+def test_a_captured_step_at_any_batch_is_the_one_that_follows_from_two(name: str) -> None:
+    one, other, third = (problem_of(name, batch, "k40c").graph for batch in (8, 9, 20))
+    assert Scaled(8, one, other).at(20) == third
+
+
+def test_about_half_of_fresh_activations_are_zero() -> None:
+    densities = relu_densities("alexnet")
+    assert len(densities) == 7
+    assert all(0.3 < density < 0.7 for density in densities)
