@@ -119,3 +119,15 @@ def test_another_model_is_refused_ahead_of_its_first_step() -> None:
 def test_a_plan_beside_what_it_says_itself_is_a_mistake(given: dict[str, str]) -> None:
     with pytest.raises(InvalidInput, match="a saved plan has its own"):
         vdnn.virtualize(make_model(), plan=saved(), **given)  # type: ignore[arg-type]
+
+
+def test_a_plan_for_another_form_of_the_step_is_followed_in_that_form(tmp_path: Path) -> None:
+    """Half of keep-all's peak is less than the largest op of this network needs whole."""
+    workload = vdnn.models.load("vgg16", 64, small=True, image_size=64)
+    plan = vdnn.plan(workload.step, workload.args, device="titan-x", budget="52%")
+    assert plan.problem.form, "the budget was chosen so that the traced step does not fit"
+    virtual = vdnn.virtualize(workload.step, device="titan-x", plan=plan.save(tmp_path / "plan.json"))
+    virtual(*workload.args).backward()
+    report = vdnn.report(virtual)
+    assert report.measured is not None
+    assert report.measured.peak_nbytes <= plan.peak_nbytes
