@@ -47,7 +47,7 @@ class TrialSizes:
 
 THOROUGH = TrialSizes()
 QUICK = TrialSizes(
-    gemm_dim=1024, conv_batch=4, copy_nbytes=64 * MiB, disk_nbytes=128 * MiB, beside_s=0.1, beside_rounds=3
+    gemm_dim=1024, conv_batch=4, copy_nbytes=64 * MiB, disk_nbytes=128 * MiB, beside_s=0.1, beside_rounds=2
 )
 """For a first plan on a new machine: about three seconds."""
 
