@@ -60,10 +60,28 @@ class Returns:
             if chosen != KEEP:
                 self.option_of[k] = items[k].options[chosen - 1]
                 self._by_storage.setdefault(items[k].gap.storage, []).append(k)
+        self._drop_what_follows_codes()
         again = [k for k, option in self.option_of.items() if option.kind == RECOMPUTE]
         for k in sorted(again, key=lambda k: items[k].gap.until):
             if k not in self.back_of:
                 self._bring(k, items[k].gap.until)
+
+    @property
+    def read_as_code(self) -> set[int]:
+        """Storages whose code is read as it is: they do not come back, so there is nothing to give up later."""
+        coded = (k for k, option in self.option_of.items() if option.code is not None and option.code.direct)
+        return {self.ground.items[k].gap.storage for k in coded}
+
+    def _drop_what_follows_codes(self) -> None:
+        coded = self.read_as_code
+        for k, option in list(self.option_of.items()):
+            gap = self.ground.items[k].gap
+            if gap.storage in coded and option.code is None and gap.leave >= self._code_leaves(gap.storage):
+                del self.option_of[k]
+
+    def _code_leaves(self, storage: int) -> int:
+        coded = [k for k in self._by_storage[storage] if (option := self.option_of.get(k)) and option.code]
+        return min(self.ground.items[k].gap.leave for k in coded)
 
     def back(self, k: int) -> int:
         return self.back_of.get(k, self.ground.items[k].gap.until)
@@ -100,8 +118,9 @@ class Returns:
 
 def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
     """All decisions as if links did not exist: a code that is to travel stays."""
+    coded = returns.read_as_code
     for gap in ground.last_gaps:
-        if gap.storage not in returns.made_for:
+        if gap.storage not in returns.made_for and gap.storage not in coded:
             yield Decision(gap.storage, Drop(gap.leave), "nobody reads more than its shape from here on")
     for k, option in returns.option_of.items():
         gap, back = ground.items[k].gap, returns.back(k)

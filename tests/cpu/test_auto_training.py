@@ -1,0 +1,59 @@
+"""`auto` trains as plain PyTorch does, at every budget: bit for bit, within the bytes, measured as simulated.
+
+Seven networks at toy width, budgets of 100, 75, 50, 35 and 25 % of keep-all as far as they are feasible, and the
+smallest; on a machine whose links are fast, where most storages travel, and on one whose links are slow, where they are
+recomputed and encoded.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from equivalence import assert_measured_as_simulated, assert_same, executors, train
+from tiers import DISK, smallest_budget
+
+import vdnn
+from vdnn.hardware.device import Hardware, Link
+from vdnn.models import MODELS
+
+NETWORKS = ("vgg16", "resnet50", "googlenet", "densenet121", "unet", "vit", "gpt2")
+SLOW = replace(DISK, name="RAM above a slow disk", links=(Link("device", "disk", 1e6), Link("disk", "device", 1e6)))
+MACHINES = {"fast links": DISK, "slow links": SLOW}
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_auto_trains_the_plain_step_within_every_budget(name: str, machine: str) -> None:
+    torch.manual_seed(0)
+    spec, device = MODELS[name].small(), MACHINES[machine]
+    model, args = spec.build(), spec.sample(4)
+    keep_all = vdnn.plan(spec.step(model), args, device=device).peak_nbytes
+    least = smallest_budget(spec.step(model), args, "auto", device)
+    plain = copy.deepcopy(model)
+    expected = train(spec.step(plain), plain, args, steps=2)
+    budgets = {max(least, keep_all * share // 100) for share in (100, 75, 50, 35, 25)} | {least}
+    for budget in sorted(budgets):
+        ours = copy.deepcopy(model)
+        virtual = vdnn.virtualize(spec.step(ours), budget=budget, device=device, costs="roofline")
+        assert_same(expected, train(virtual, ours, args, steps=2))
+        assert_measured_as_simulated(virtual)
+        assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
+
+
+def mechanisms(name: str, device: Hardware) -> set[str]:
+    spec = MODELS[name].small()
+    step, args = spec.step(spec.build()), spec.sample(4)
+    least = smallest_budget(step, args, "auto", device)
+    peak = vdnn.plan(step, args, device=device).peak_nbytes
+    plan = vdnn.plan(step, args, device=device, budget=(least + peak) // 2)
+    return {decision.action.kind for decision in plan.decisions}
+
+
+def test_fast_links_move_and_slow_links_recompute_or_encode() -> None:
+    fast, slow = mechanisms("resnet50", DISK), mechanisms("resnet50", SLOW)
+    assert "offload" in fast
+    assert slow & {"recompute", "encode"}
+    assert "offload" not in slow
