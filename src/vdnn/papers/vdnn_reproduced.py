@@ -41,9 +41,7 @@ PUBLISHED_BASELINE = {
 }
 
 _WORKSPACE = "workspaces of cuDNN 4 are not counted here: which algorithms it chose is not known"
-_AVERAGE = (
-    "up to; the paper does not say what it averages; ours is the mean over layer steps without weights and workspaces"
-)
+_AVERAGE = "an upper end, and of what the paper averages nothing is known; ours is the mean over layer steps"
 _FITS = "without workspaces the baseline is smaller than the paper's, and just below the card"
 _COPIES = "ours are the copies alone, at peak rates; the paper's loss may include slower algorithms with less workspace"
 _LARGER = "ours is more: how the paper's figure divides into weights, gradients and maps is not known"
