@@ -46,7 +46,7 @@ def paper_name(words: str) -> str:
 
 Papers = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[PAPER]...", parser=paper_name, help=f"{', '.join(PAPERS)}. Default: all of them."),
+    typer.Argument(metavar="PAPER", parser=paper_name, help=f"{', '.join(PAPERS)}. Default: all of them."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and smaller networks: seconds instead of minutes.")]
 
