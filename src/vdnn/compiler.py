@@ -27,6 +27,7 @@ from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import ForeignPlan, Infeasible
 from vdnn.form_choice import Posed, choose_form
+from vdnn.inductor import fuse
 from vdnn.op_calls import op_calls
 from vdnn.optimizers import with_optimizer_state
 from vdnn.options import Options
@@ -42,7 +43,7 @@ from vdnn.plan.workspaces import solve_with_workspaces
 from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.codes import codecs_of
-from vdnn.runtime.executor import BoxedCall, Executor
+from vdnn.runtime.executor import BoxedCall, Executor, Program
 from vdnn.runtime.gradient_error import Witness
 from vdnn.runtime.journeys import trips_of
 from vdnn.session import Session
@@ -152,17 +153,21 @@ def compile_joint(
     witness = None
     if any(not codec.is_exact for codec in codecs_of(plan).values()):
         witness = _witness(joint, lowered, plan, num_forward_outputs, session)
-    executor = _executor(plan, halves, session, witness=witness)
+    programs = [program(half) for half in halves]
+    if session.options.compiler == "inductor":
+        programs = fuse(programs, halves, plan)
+    executor = _executor(plan, halves, programs, session, witness=witness)
     session.add(executor)
     return halves[0].module, halves[1].module, executor
 
 
-def _executor(plan: Plan, halves: tuple[Half, Half], session: Session, **options: Any) -> Executor:
-    forward, backward = halves
+def _executor(
+    plan: Plan, halves: tuple[Half, Half], programs: Sequence[Program], session: Session, **options: Any
+) -> Executor:
+    _, backward = halves
     return Executor(
         plan,
-        program(forward),
-        program(backward),
+        *programs,
         handle_position=backward.handle_position,
         num_saved=backward.num_saved,
         transfers=session.transfers,
@@ -183,7 +188,9 @@ def _witness(
     halves = cut(joint, lowered, exact_plan, num_forward_outputs)
     outputs: Any = joint.graph.output_node().args[0]
     names = [_gradient_name(lowered, node) for node in outputs[num_forward_outputs:]]
-    return Witness(graph, names, lambda: _executor(exact_plan, halves, session, watched=False))
+    return Witness(
+        graph, names, lambda: _executor(exact_plan, halves, [program(half) for half in halves], session, watched=False)
+    )
 
 
 def _gradient_name(lowered: Lowered, node: Any) -> str:

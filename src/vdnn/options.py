@@ -58,6 +58,11 @@ class Options:
     """Whether ops are computed only in ways that keep every bit. With False, convolutions may also sum in another
     order, and the batch may be run in chunks, where that is faster or needs less memory; the report says so."""
 
+    compiler: str = "eager"
+    """What computes the ops between two moves of the plan: "eager", PyTorch's own kernels one by one, to the last bit;
+    or "inductor", kernels that TorchInductor fuses of several, where they keep to the plan's bytes. Results then differ
+    from eager mode's by the order of sums, about 1e-6."""
+
     costs: str | None = None
     """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
     (each distinct op is run once on this machine, and remembered). None: "measured" where a budget is to be kept on
@@ -96,6 +101,8 @@ class Options:
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
         if not isinstance(self.exact, bool):
             raise InvalidInput(f"exact is True or False, not {self.exact!r}")
+        if self.compiler not in ("eager", "inductor"):
+            raise InvalidInput(f"compiler is 'eager' or 'inductor', not {self.compiler!r}")
         if self.costs not in (None, "roofline", "measured"):
             raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
         if self.costs == "measured" and isinstance(self.device, str):

@@ -12,8 +12,10 @@ step's tickets, all others through autograd.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,10 +48,20 @@ RANDOM_STATE_NBYTES = 5056
 
 @dataclass(frozen=True)
 class Half:
-    """One of the two programs. `position_of` gives the position of the instruction that a node starts."""
+    """One of the two programs. `position_of` gives the position of the instruction that a node starts, `storage_of` the
+    storage that a node's tensor lies in."""
 
     module: fx.GraphModule
     position_of: Mapping[fx.Node, int]
+    storage_of: Mapping[fx.Node, int]
+
+    @cached_property
+    def looks_at(self) -> Mapping[int, Sequence[fx.Node]]:
+        """The nodes whose tensors lie in each storage."""
+        looks: dict[int, list[fx.Node]] = defaultdict(list)
+        for node, storage in self.storage_of.items():
+            looks[storage].append(node)
+        return looks
 
     @property
     def handle_position(self) -> int:
@@ -204,7 +216,7 @@ def _forward(
     output = writer.graph.output((*fx.map_arg(list(outputs), writer.read), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
-    return Half(boxed_module(joint, writer.graph), writer.position_of)
+    return Half(boxed_module(joint, writer.graph), writer.position_of, writer.storage_of_copies())
 
 
 def _backward(
@@ -240,7 +252,7 @@ def _backward(
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
     for item in [item for item in saved if item is not None and not placeholders[item].users]:
         writer.graph.erase_node(placeholders.pop(item))
-    return Half(boxed_module(joint, writer.graph), writer.position_of), list(placeholders)
+    return Half(boxed_module(joint, writer.graph), writer.position_of, writer.storage_of_copies()), list(placeholders)
 
 
 def boxed_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:

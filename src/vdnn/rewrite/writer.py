@@ -31,13 +31,25 @@ from vdnn.runtime.phantom import phantom
 from vdnn.runtime.random_states import random_state
 
 
+class LiveCopies(dict[fx.Node, fx.Node]):
+    """Joint nodes and their live copies; `origin_of` remembers, of every copy there ever was, what it was a copy of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.origin_of: dict[fx.Node, fx.Node] = {}
+
+    def __setitem__(self, node: fx.Node, copy: fx.Node) -> None:
+        self.origin_of[copy] = node
+        super().__setitem__(node, copy)
+
+
 class HalfWriter:
     """`copies` maps joint nodes to their live copies, `codes` decisions to theirs; whoever starts a half fills in its
     inputs."""
 
     def __init__(self, joint: fx.GraphModule, lowered: Lowered, plan: Plan) -> None:
         self.graph = fx.Graph()
-        self.copies: dict[fx.Node, fx.Node] = {}
+        self.copies = LiveCopies()
         self.position_of: dict[fx.Node, int] = {}
         self._joint, self._lowered, self._plan = joint, lowered, plan
         self._flat: dict[int, fx.Node] = {}
@@ -81,6 +93,11 @@ class HalfWriter:
                 self._flat[storage] = self._call(position, runtime.decode, decision, self.codes.pop(decision))
             case Kind.REPLAY:
                 self._replay(position, instruction)
+
+    def storage_of_copies(self) -> dict[fx.Node, int]:
+        """The storage that each tensor of the half lies in, also of those that are no longer live."""
+        of_node = self._lowered.value_of_node
+        return {copy: self._storage_of(node) for copy, node in self.copies.origin_of.items() if node in of_node}
 
     def _what_travels(self, instruction: Instruction) -> list[fx.Node]:
         """The code, once there is one; else a value of the storage, which shows all its bytes."""

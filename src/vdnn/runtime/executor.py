@@ -88,6 +88,9 @@ class Program:
     is_watchable: bool = True
     """Whether the storage tracker can follow it."""
 
+    num_fused_ops: int = 0
+    """How many of its ops run inside kernels that were compiled for them. A watched step runs them one by one."""
+
 
 class Executor:
     """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them,
@@ -116,6 +119,11 @@ class Executor:
         self._handle_position, self.num_saved = handle_position, num_saved
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
+
+    @property
+    def num_fused_ops(self) -> int:
+        """How many ops of an ordinary step run inside kernels that were compiled for them."""
+        return self._forward_program.num_fused_ops + self._backward_program.num_fused_ops
 
     def watch_next(self) -> None:
         """Watch the next step, as the first one was."""
