@@ -15,6 +15,7 @@ from torch import fx
 
 from vdnn.capture.forms.analysis import Analysis
 from vdnn.capture.forms.prepare import Prepared
+from vdnn.capture.forms.rows import Rows
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, read_by_whole_ops, schedule, values_of
 from vdnn.capture.forms.writer import CannotSplit, PartsWriter, bounds_of
 from vdnn.capture.lower import InputInfo
@@ -75,7 +76,18 @@ def _worthwhile(choice: Choice, program: Program) -> set[fx.Node]:
 
 
 def splittable(analysis: Analysis) -> list[fx.Node]:
-    return [op for op in analysis.ops if op in analysis.splits]
+    """Ops that may run in chunks and gain by it."""
+    return [op for op in analysis.ops if op in analysis.splits and not _sums_little(analysis, op)]
+
+
+def _sums_little(analysis: Analysis, op: fx.Node) -> bool:
+    """A sum over the batch that is larger than what it sums: the gradient of a wide linear layer. To keep its arguments
+    until all chunks are there takes less than a sum that grows, and it is computed once, in one piece."""
+    results = analysis.splits[op].results
+    if any(isinstance(result, Rows) for result in results):
+        return False
+    summed = [tensor for tensor, result in zip(tensors_of(op), results, strict=True) if result and tensor is not None]
+    return sum(map(_nbytes, summed)) >= sample_nbytes(analysis, op)
 
 
 def large_steps(analysis: Analysis, share: float) -> list[fx.Node]:
@@ -89,7 +101,7 @@ def sample_nbytes(analysis: Analysis, op: fx.Node) -> int:
     """Bytes of what an op reads and writes, as far as it grows with the batch."""
     read = [tensor_of(source) for source in _used(op) if source in analysis.rows]
     results = analysis.results.get(op, ())
-    written = [tensor for tensor, rows in zip(tensors_of(op), results, strict=False) if rows is not None]
+    written = [tensor for tensor, rows in zip(tensors_of(op), results, strict=False) if isinstance(rows, Rows)]
     storages = {storage_key(tensor): tensor for tensor in (*read, *written) if tensor is not None}
     return sum(_nbytes(tensor) for tensor in storages.values())
 
