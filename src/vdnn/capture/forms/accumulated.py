@@ -14,6 +14,7 @@ Not for networks that mix samples, such as those with BatchNorm in training: the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -46,10 +47,10 @@ def can_accumulate(network: Network) -> bool:
 
 
 def accumulate(network: Network, parts: int, num_forward_outputs: int) -> fx.GraphModule:
-    joint = network.written(_program, parts).finish(network.joint)
-    for node in joint.graph.nodes:
-        if node.op == "call_function":
-            set_phase(node, Phase.FORWARD)
+    writer = network.written(_program, parts)
+    joint = writer.finish(network.joint)
+    outputs: Any = joint.graph.output_node().args[0]
+    _run_in_forward(joint.graph, [*writer.in_stretches, *outputs[:num_forward_outputs]])
     (tangent,) = [node for node in joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
     _start_from_one(joint.graph, tangent)
     _multiply_gradients(joint.graph, tangent, num_forward_outputs)
@@ -84,6 +85,16 @@ def _is_integer_input(node: fx.Node) -> bool:
     tensor = tensor_of(node)
     is_number = tensor is not None and (tensor.is_floating_point() or tensor.is_complex())
     return node.op == "placeholder" and not is_number
+
+
+def _run_in_forward(graph: fx.Graph, wanted: Iterable[Any]) -> None:
+    """These nodes and all that they read. Gradients that are computed whole from what the chunks left stay in backward,
+    where the product with the arriving gradient can overwrite them."""
+    needed = {node for node in wanted if isinstance(node, fx.Node)}
+    for node in reversed(graph.nodes):
+        if node in needed and node.op == "call_function":
+            needed.update(node.all_input_nodes)
+            set_phase(node, Phase.FORWARD)
 
 
 def _start_from_one(graph: fx.Graph, tangent: fx.Node) -> None:

@@ -15,6 +15,7 @@ wrong about an op is found here, and the op is barred from running in parts (`Ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class PartsWriter:
         self.graph = fx.Graph()
         self.whole: dict[fx.Node, fx.Node] = {}
         self.parts: dict[tuple[fx.Node, int], fx.Node] = {}
+        self.in_stretches: set[fx.Node] = set()
         self._here: dict[tuple[fx.Node, int], fx.Node] = {}
         self._cuts: dict[tuple[fx.Node, Rows, int], fx.Node] = {}
         self._caller = Caller(self.graph, self.analysis.graph)
@@ -100,12 +102,14 @@ class PartsWriter:
     # Parts
 
     def _write_stretch(self, stretch: Stretch) -> None:
+        first = next(reversed(self.graph.nodes))
         for value in (value for op in stretch.ops for value in values_of(op)):
             if value in self._wanted_whole:
                 self.whole[value] = self._room_for(value)
         for part in range(len(self.bounds)):
             for op in stretch.ops:
                 self._write_part(op, part)
+        self.in_stretches.update(_after(first, self.graph))
         self._here.clear()
 
     def _keep_part(self, node: fx.Node, part: int, made: fx.Node) -> None:
@@ -191,6 +195,11 @@ class PartsWriter:
             bounds, name = (rows.dim, start, stop), f"{source.name}_rows{part}"
             self._cuts[key] = self._caller.call(like, aten.slice.Tensor, self.read(source), *bounds, name=name)
         return self._cuts[key]
+
+
+def _after(node: fx.Node, graph: fx.Graph) -> list[fx.Node]:
+    """The nodes written since."""
+    return list(takewhile(lambda later: later is not node, reversed(graph.nodes)))
 
 
 def _resized(op: fx.Node, split: Split, samples: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
