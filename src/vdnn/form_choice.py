@@ -20,6 +20,7 @@ from vdnn.errors import Infeasible
 from vdnn.plan.bounds import minimum_budget
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
+from vdnn.units import format_nbytes
 
 WORTH_A_LOOK = 0.03
 """Share of the step time that a budget may cost before other forms are looked at."""
@@ -58,7 +59,8 @@ def choose_form(
     kept_s = sum(cost.seconds for cost in traced.problem.costs.ops)
     best: tuple[Posed, Plan] | None = None
     refusal: Infeasible | None = None
-    for posed in _tried(traced, offered, pose, price):
+    too_large: list[tuple[int, str]] = []
+    for posed in _tried(traced, offered, pose, price, too_large):
         try:
             plan = solve(posed.problem)
         except Infeasible as reason:
@@ -71,14 +73,27 @@ def choose_form(
             break
     if best is None:
         assert refusal is not None, "what was tried either fits or says why not"
-        raise refusal
+        raise _with_forms(refusal, too_large)
     return best
 
 
+def _with_forms(refusal: Infeasible, too_large: list[tuple[int, str]]) -> Infeasible:
+    """The same, with the form that needs least, if it needs less than what was solved."""
+    least_nbytes, form = min(too_large, default=(refusal.minimum_nbytes, ""))
+    if least_nbytes >= refusal.minimum_nbytes:
+        return refusal
+    words = f"With {form} {format_nbytes(least_nbytes)} ({least_nbytes} bytes), and workspaces, would do."
+    return Infeasible(f"{refusal}\n{words}", minimum_nbytes=refusal.minimum_nbytes)
+
+
 def _tried(
-    traced: Posed, offered: Iterable[Form], pose: Callable[[Form], Posed], price: Callable[[Posed], Posed]
+    traced: Posed,
+    offered: Iterable[Form],
+    pose: Callable[[Form], Posed],
+    price: Callable[[Posed], Posed],
+    too_large: list[tuple[int, str]],
 ) -> Iterator[Posed]:
-    """The traced step, then forms that can fit."""
+    """The traced step, then forms that can fit; what those need that cannot is noted in `too_large`."""
     yield traced
     tried = 0
     for form in offered:
@@ -87,5 +102,7 @@ def _tried(
         if traced.problem.budget_nbytes is None or least_nbytes <= traced.problem.budget_nbytes:
             yield price(posed)
             tried += 1
+        else:
+            too_large.append((least_nbytes, form.name))
         if tried == MOST_TRIED:
             return

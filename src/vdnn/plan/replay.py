@@ -83,6 +83,12 @@ class Replays:
             return False
         for value in self.graph.replayed(step)[1]:
             other = self.graph.values[value].storage
-            if other != storage and (other in self.given or self.writers[other][0] != step) and not op.has(Trait.VIEW):
+            if other != storage and not self._is_fresh(other, step) and not op.has(Trait.VIEW):
                 return False
         return True
+
+    def _is_fresh(self, storage: int, step: int) -> bool:
+        """Whether a step makes a storage anew. A replay then makes another one, even of what the caller holds."""
+        given = (*self.graph.inputs, *self.graph.tangents)
+        is_given = any(self.graph.values[value].storage == storage for value in given)
+        return not is_given and self.writers[storage][0] == step

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from vdnn.plan.actions import Decision, Drop, Encode, EncodeOffload, Offload, Recompute
 from vdnn.plan.gaps import Gap, without
@@ -45,13 +46,14 @@ def compose(ground: Ground, choices: Choices, budget_nbytes: int) -> Plan:
 @dataclass
 class Returns:
     """What is given up, and the step before which each is back. `made_for` lists the steps at which storages that no
-    longer live are made again."""
+    longer live are made again; those in `lives_on` cannot be, and live until their last replay."""
 
     ground: Ground
     choices: Choices
     option_of: dict[int, Option] = field(default_factory=dict)
     back_of: dict[int, int] = field(default_factory=dict)
     made_for: dict[int, list[int]] = field(default_factory=dict)
+    lives_on: set[int] = field(default_factory=set)
     _by_storage: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -91,10 +93,18 @@ class Returns:
         self.back_of[k] = step
         open_ = [self.ground.items[k].gap.storage] if self.option_of[k].kind == RECOMPUTE else []
         while open_:
-            sources = sorted(self.ground.replays.sources(open_.pop()) or ())
-            open_ += [source for source in sources if self._is_made_again(source, step)]
+            asker = open_.pop()
+            sources = sorted(self.ground.replays.sources(asker) or ())
+            lives_on = asker in self._from_living
+            open_ += [source for source in sources if self._is_made_again(source, step, lives_on)]
 
-    def _is_made_again(self, storage: int, step: int) -> bool:
+    @cached_property
+    def _from_living(self) -> set[int]:
+        """Storages whose recomputation has its sources live on."""
+        items = self.ground.items
+        return {items[k].gap.storage for k, option in self.option_of.items() if option.lives_on}
+
+    def _is_made_again(self, storage: int, step: int, lives_on: bool) -> bool:
         """Ask for a storage at a step. Whether it has to be made there for that, from sources of its own."""
         covering = None
         for k in self._by_storage.get(storage, ()):
@@ -109,6 +119,9 @@ class Returns:
             return is_new and self.option_of[covering].kind == RECOMPUTE
         if self.ground.is_there(storage, step):
             return False
+        if lives_on or self.ground.replays.sources(storage) is None:
+            self.lives_on.add(storage)
+            return False
         made = self.made_for.setdefault(storage, [])
         if made and made[-1] == step:
             return False
@@ -118,9 +131,9 @@ class Returns:
 
 def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
     """All decisions as if links did not exist: a code that is to travel stays."""
-    coded = returns.read_as_code
+    not_dropped = returns.read_as_code | returns.lives_on | returns.made_for.keys()
     for gap in ground.last_gaps:
-        if gap.storage not in returns.made_for and gap.storage not in coded:
+        if gap.storage not in not_dropped:
             yield Decision(gap.storage, Drop(gap.leave), "nobody reads more than its shape from here on")
     for k, option in returns.option_of.items():
         gap, back = ground.items[k].gap, returns.back(k)
@@ -129,6 +142,8 @@ def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
         elif option.code is not None:
             yield Decision(gap.storage, replace(option.code, back=back), option.reason)
     for storage, steps in returns.made_for.items():
+        if storage in returns.lives_on:
+            continue
         leave = _last_use(ground, storage)
         for step in steps:
             yield Decision(storage, Recompute(leave, step), f"made again only for what step {step} needs")

@@ -49,13 +49,13 @@ def source_items(ground: Ground) -> dict[int, list[int]]:
     return {
         k: [j for storage in sorted(ground.kept_sources(item.gap)) for j in by_storage.get(storage, ())]
         for k, item in enumerate(ground.items)
-        if recompute_position(item) is not None
+        if recompute_positions(item)
     }
 
 
-def recompute_position(item: Item) -> int | None:
-    """The choice that stands for recomputing an item; None: it cannot be."""
-    return next((p for p, option in enumerate(item.options, start=1) if option.kind == RECOMPUTE), None)
+def recompute_positions(item: Item) -> tuple[int, ...]:
+    """The choices that stand for recomputing an item; none: it cannot be."""
+    return tuple(p for p, option in enumerate(item.options, start=1) if option.kind == RECOMPUTE)
 
 
 def _chain_of(k: int, ground: Ground, sources: dict[int, list[int]]) -> Iterator[Demand]:

@@ -16,6 +16,7 @@ import numpy as np
 
 from vdnn.codecs import codec_for
 from vdnn.cost.table import OpCost
+from vdnn.hardware.device import Hardware
 from vdnn.ir import Information, Need, Read, Trait
 from vdnn.plan.actions import Encode
 from vdnn.plan.bounds import smallest_costs
@@ -28,6 +29,9 @@ from vdnn.plan.room import slower_tiers
 from vdnn.plan.strategies.gist import encoding
 from vdnn.units import format_nbytes, format_seconds
 
+FEW_STEPS = 60
+"""Graphs so small that also unlikely options are worth a look."""
+
 MOST_REPLAYED = 40
 """Ops that one storage may take to be made again: more than a block has."""
 
@@ -39,6 +43,7 @@ class Option:
     """`held_nbytes` stay on the device through the gap; `seconds` of compute are added; the copies keep the links of
     the tier busy for `out_s` and `back_s`. `code` is how it is encoded, if it is. `passing_nbytes` exist only while it
     is made again. `keeps_values`: every bit comes back, so that something else can be made again from it.
+    `lives_on`: what it is made from lives until then.
     """
 
     kind: str
@@ -51,6 +56,7 @@ class Option:
     code: Encode | None = None
     passing_nbytes: int = 0
     keeps_values: bool = True
+    lives_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class Ground:
         self.lean = replace(problem, costs=smallest_costs(problem), budget_nbytes=None)
         self.graph = problem.graph
         self.replays = Replays(problem.graph)
-        self.tiers = slower_tiers(problem.hardware)
+        self.tiers = _worth_using(problem.hardware)
         seconds = [cost.seconds for cost in self.fastest_costs]
         self.elapsed_s = np.concatenate([[0.0], np.cumsum(seconds)])
 
@@ -123,8 +129,7 @@ class Ground:
             yield self._encode(gap, code)
             for tier in self.tiers[:1] if gap.until - gap.leave > 2 else ():
                 yield self._offload(gap, tier, code.nbytes, code)
-        if is_main and (remade := self._recompute(gap)) is not None:
-            yield remade
+        yield from self._recompute(gap)
 
     def _offload(self, gap: Gap, tier: str, nbytes: int, code: Encode | None) -> Option:
         out_s, back_s = self.copies_s(nbytes, tier)
@@ -181,30 +186,46 @@ class Ground:
     def _zeros_and_maps(self) -> tuple[set[int], set[int]]:
         return with_zeros(self.graph), with_maps(self.graph)
 
-    def _recompute(self, gap: Gap) -> Option | None:
+    def _recompute(self, gap: Gap) -> Iterator[Option]:
+        """From what lives at its next use, with all that no longer does made again too; or alone, if what it is made
+        from may live on at less than its own bytes."""
         chain = self.chain(gap)
-        if chain is None:
-            return None
-        ops = sorted({step for storage in chain for step in self.replays.writers[storage]})
-        if len(ops) > MOST_REPLAYED or self.replays.writers[gap.storage][-1] > gap.leave:
-            return None
+        if chain is None or self.replays.writers[gap.storage][-1] > gap.leave:
+            return
+        if len(self._ops(chain)) <= MOST_REPLAYED:
+            yield self._remade(chain, gap, lives_on=False)
+        beside = [s for s in self.replays.sources(gap.storage) or () if s in chain[1:]]
+        if beside and sum(self.graph.storages[s].nbytes for s in beside) < gap.nbytes + self._spared(chain, gap):
+            yield self._remade(chain[:1], gap, lives_on=True)
+
+    def _spared(self, chain: tuple[int, ...], gap: Gap) -> int:
+        """What need not be on the device while it is made again."""
+        return (
+            sum(self.graph.storages[s].nbytes for s in chain[1:]) if len(self.graph) <= FEW_STEPS else -gap.nbytes // 2
+        )
+
+    def _ops(self, chain: tuple[int, ...]) -> list[int]:
+        return sorted({step for storage in chain for step in self.replays.writers[storage]})
+
+    def _remade(self, chain: tuple[int, ...], gap: Gap, *, lives_on: bool) -> Option:
+        ops = self._ops(chain)
         seconds = sum(self.fastest_costs[step].seconds for step in ops)
         passing = sum(self.graph.storages[storage].nbytes for storage in chain if storage != gap.storage)
         workspace = max(self.lean.costs[step].workspace_nbytes for step in ops)
         names = ", ".join(dict.fromkeys(self.graph.ops[step].name for step in ops[:3]))
         reason = f"made again in {format_seconds(seconds)} by {names}{', ...' if len(ops) > 3 else ''}"
-        return Option(RECOMPUTE, reason, seconds, passing_nbytes=max(passing, workspace))
+        return Option(RECOMPUTE, reason, seconds, passing_nbytes=max(passing, workspace), lives_on=lives_on)
 
     def chain(self, gap: Gap) -> tuple[int, ...] | None:
         """The storage and those that have to be made again with it because nothing keeps them so long; None: it cannot
-        be."""
+        be. What cannot be made again itself lives on until it is read."""
         found: dict[int, None] = {}
         open_ = [gap.storage]
         while open_:
             storage = open_.pop()
-            if storage in found:
-                continue
             sources = self.replays.sources(storage)
+            if storage in found or (sources is None and storage != gap.storage):
+                continue
             if sources is None or len(found) > MOST_REPLAYED:
                 return None
             found[storage] = None
@@ -227,3 +248,13 @@ class Ground:
         chain = self.chain(gap) or ()
         sources = {source for storage in chain for source in self.replays.sources(storage) or ()}
         return frozenset(sources - set(chain))
+
+
+def _worth_using(hardware: Hardware) -> tuple[str, ...]:
+    """Slower tiers up to the first that nothing bounds: what lies behind it is only further away."""
+    used: list[str] = []
+    for name in slower_tiers(hardware):
+        used.append(name)
+        if hardware.tier(name).nbytes is None:
+            break
+    return tuple(used)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vdnn.plan.gaps import Bytes
-from vdnn.plan.optimiser.demands import Demand, demands, recompute_position, source_items
+from vdnn.plan.optimiser.demands import Demand, demands, recompute_positions, source_items
 from vdnn.plan.optimiser.items import Ground, Item, Option
 from vdnn.plan.optimiser.ties import Unit
 
@@ -39,7 +39,7 @@ class Model:
             if k in self.unit_of
         }
         self.demands = demands(ground, self.sources)
-        self.recompute = [recompute_position(item) for item in self.items]
+        self.recompute = [recompute_positions(item) for item in self.items]
         self.fresh = _fresh_nbytes(ground)
         gaps = [item.gap for item in self.items]
         self.leave = np.array([gap.leave for gap in gaps], dtype=np.int64)
@@ -67,7 +67,7 @@ class Model:
 
     def _is_asked(self, demand: Demand, choices: Sequence[int]) -> bool:
         chain = {demand.asker, demand.for_item}
-        return all(choices[j] and choices[j] == self.recompute[j] for j in chain)
+        return all(choices[j] in self.recompute[j] for j in chain)
 
     def passing_nbytes(self, item: Item, option: Option) -> int:
         """What a replay holds beyond what its step will hold anyway when its own op runs."""

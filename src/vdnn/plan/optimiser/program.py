@@ -113,6 +113,7 @@ class Draft:
         ]
         self.early = self._early()
         self._conflicts()
+        self.waits = list(self._waits())
         self.windows = [window for is_out in (True, False) for window in self._windows(is_out)]
 
     def _dearest_s(self) -> float:
@@ -164,15 +165,14 @@ class Draft:
 
     def _asks(self, demand: Demand, early: int) -> None:
         """Recomputed chain and not kept: it has to be back."""
-        chain = [self._recomputed(j) for j in dict.fromkeys((demand.asker, demand.for_item))]
+        chain = dict.fromkeys((demand.asker, demand.for_item))
         kept = self.x[self.model.unit_of[demand.source]][0]
-        terms = [(early, 1.0), (kept, 1.0), *((asker, -1.0) for asker in chain)]
+        terms = [(early, 1.0), (kept, 1.0), *((asker, -1.0) for j in chain for asker in self._recomputed(j))]
         self.mip.add(self.sum_of(terms) >= 1 - len(chain))
 
-    def _recomputed(self, k: int) -> int:
-        position = self.model.recompute[k]
-        assert position is not None, "only what can be recomputed asks"
-        return self.x[self.model.unit_of[k]][position]
+    def _recomputed(self, k: int) -> list[int]:
+        """The variables of which one is set when an item is recomputed."""
+        return [self.x[self.model.unit_of[k]][position] for position in self.model.recompute[k]]
 
     def _conflicts(self) -> None:
         """Nothing is made again from a code that has not kept every bit."""
@@ -181,7 +181,17 @@ class Draft:
                 for position, option in enumerate(self.model.items[j].options, start=1):
                     if not option.keeps_values:
                         coded = self.x[self.model.unit_of[j]][position]
-                        self.mip.add(self.sum_of([(self._recomputed(k), 1.0), (coded, 1.0)]) <= 1)
+                        self.mip.add(self.sum_of([(v, 1.0) for v in (*self._recomputed(k), coded)]) <= 1)
+
+    def _waits(self) -> Iterable[Term]:
+        """Copies that are back before the peak, or leave after it: what their own gap does not hide."""
+        peak = int(self.ground.base.argmax())
+        for k, u in self.model.unit_of.items():
+            item = self.model.items[k]
+            for position, option in enumerate(item.options, start=1) if not item.gap.covers(peak) else ():
+                waited_s = option.out_s + option.back_s - self.ground.away_s(item.gap)
+                if option.tier is not None and waited_s > 0:
+                    yield self.x[u][position], waited_s / self.total_s
 
     def _windows(self, is_out: bool) -> Iterable[Window]:
         """Copies need time on their link: out before the peak, back after it."""
@@ -220,7 +230,7 @@ class Program:
         self.budget_nbytes, self.learned = budget_nbytes, learned
         self.mip = draft.mip.clone()
         self.variables = [self.mip.var_from_index(k) for k in range(len(draft.variables))]
-        self.objective = list(draft.objective)
+        self.objective = [*draft.objective, *((variable, wait * link_scale) for variable, wait in draft.waits)]
         for u, position in settled.items():
             self.variables[draft.x[u][position]].lower_bound = 1.0
         for step in learned.rows:

@@ -132,7 +132,8 @@ class Search:
     @cached_property
     def extremes(self) -> list[Plan]:
         """One mechanism before all others, everywhere: whoever asks for little gets one of these."""
-        orders = (
+        orders: tuple[tuple[str, ...], ...] = (
+            (),
             (OFFLOAD,),
             (RECOMPUTE, OFFLOAD, ENCODE),
             (ENCODE, OFFLOAD, RECOMPUTE),
