@@ -58,6 +58,8 @@ class Kernels:
     """Kernels by what they compute: layers that are alike share one. None: it was tried and may not be used."""
 
     known: dict[object, Kernel | None] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    """Why Inductor could not make some."""
 
     def of(self, region: Region) -> Kernel | None:
         layouts = tuple(_layout(node) for node in region.inputs)
@@ -66,19 +68,31 @@ class Kernels:
             traced = _traced(region, fakes)
             key = (traced.code, layouts, region.scratch)
             if key not in self.known:
-                self.known[key] = _tried(_compiled(traced, fakes), region, layouts)
+                compiled = self._compiled(traced, fakes)
+                self.known[key] = None if compiled is None else _tried(compiled, region, layouts)
         return self.known[key]
+
+    def _compiled(self, traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled | None:
+        from torch._inductor.exc import InductorError
+
+        try:
+            return _compiled(traced, fakes)
+        except InductorError as reason:
+            self.failures.append(str(reason).strip().splitlines()[0])
+            log.info("a region runs op by op, because Inductor failed: %s", self.failures[-1])
+            return None
 
 
 def fuse(programs: Sequence[Program], halves: Sequence[Half], plan: Plan) -> list[Program]:
     """The programs with as many of their ops in kernels as the plan has bytes for."""
     kernels = Kernels()
     fused = [_fused(program, half, plan, kernels) for program, half in zip(programs, halves, strict=True)]
-    num_ops = sum(
-        len(computing(node for node in half.position_of if isinstance(node.target, torch._ops.OpOverload)))
-        for half in halves
-    )
-    log.info("inductor: %d of %d ops in kernels", sum(program.num_fused_ops for program in fused), num_ops)
+    targets = [node.target for half in halves for node in computing(half.position_of)]
+    num_ops = sum(isinstance(target, torch._ops.OpOverload) for target in targets)
+    num_fused = sum(program.num_fused_ops for program in fused)
+    log.info("inductor: %d of %d ops in kernels", num_fused, num_ops)
+    if kernels.failures and not num_fused:
+        log.warning("compiler='inductor' runs op by op: Inductor made no kernel. It said: %s", kernels.failures[0])
     return fused
 
 
@@ -147,16 +161,10 @@ def _traced(region: Region, fakes: Sequence[Any]) -> fx.GraphModule:
     return traced
 
 
-def _compiled(traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled | None:
-    """None: Inductor cannot."""
+def _compiled(traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled:
     from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.exc import InductorError
 
-    try:
-        compiled: Any = compile_fx_inner(traced, fakes)
-    except InductorError as reason:
-        log.info("a region runs op by op, because Inductor failed: %s", str(reason).splitlines()[0])
-        return None
+    compiled: Any = compile_fx_inner(traced, fakes)
 
     def kernel(inputs: list[Any]) -> Sequence[torch.Tensor]:
         results: Sequence[torch.Tensor] = compiled(inputs)
@@ -165,10 +173,8 @@ def _compiled(traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled | None:
     return kernel
 
 
-def _tried(compiled: Compiled | None, region: Region, layouts: Sequence[Layout]) -> Kernel | None:
+def _tried(compiled: Compiled, region: Region, layouts: Sequence[Layout]) -> Kernel | None:
     """The kernel with what it allocates, if it computes what the region's ops do."""
-    if compiled is None:
-        return None
     given, taken = _filled(layouts), _filled(layouts)
     results: list[Sequence[torch.Tensor]] = []
     high_nbytes = _high_nbytes(lambda: results.append(compiled(list(taken))))
