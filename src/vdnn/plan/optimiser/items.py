@@ -43,7 +43,7 @@ class Option:
     """`held_nbytes` stay on the device through the gap; `seconds` of compute are added; the copies keep the links of
     the tier busy for `out_s` and `back_s`. `code` is how it is encoded, if it is. `passing_nbytes` exist only while it
     is made again. `keeps_values`: every bit comes back, so that something else can be made again from it.
-    `lives_on`: what it is made from lives until then.
+    `lives_on`: what it is made from lives until then. `back`: where it is whole again, if that is not its next use.
     """
 
     kind: str
@@ -57,6 +57,11 @@ class Option:
     passing_nbytes: int = 0
     keeps_values: bool = True
     lives_on: bool = False
+    back: int = -1
+
+    def end(self, gap: Gap) -> int:
+        """The step at which the storage is whole again: its next use, or `back`, if that is another."""
+        return gap.until if self.back < 0 else self.back
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +169,11 @@ class Ground:
 
     def _encode(self, gap: Gap, code: Encode) -> Option:
         reason = f"{format_nbytes(code.nbytes)} as {code.codec} instead of {format_nbytes(gap.nbytes)}"
-        whole = self._is_whole(gap, code)
-        return Option(ENCODE, reason, code.encode_s + code.decode_s, code.nbytes, code=code, keeps_values=whole)
+        whole, life = self._is_whole(gap, code), self.graph.lifetimes[gap.storage]
+        assert life is not None, "what has a gap is used"
+        back = life.end if code.direct else -1  # what is read as a code never comes back
+        seconds = code.encode_s + code.decode_s
+        return Option(ENCODE, reason, seconds, code.nbytes, code=code, keeps_values=whole, back=back)
 
     def _is_whole(self, gap: Gap, code: Encode) -> bool:
         codec = codec_for(code.codec, self.graph.storages[gap.storage], code.detail)

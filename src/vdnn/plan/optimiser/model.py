@@ -8,7 +8,6 @@ forms) the simulator sees, and what the simulator says comes back as `Learned`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,15 +15,6 @@ from vdnn.plan.gaps import Bytes
 from vdnn.plan.optimiser.demands import Demand, demands, recompute_positions, source_items
 from vdnn.plan.optimiser.items import Ground, Item, Option
 from vdnn.plan.optimiser.ties import Unit
-
-
-@dataclass
-class Learned:
-    """What the simulator has taught. `rows`: steps that bind. `margin_nbytes`: what a step needs beyond what the
-    program believes."""
-
-    rows: list[int] = field(default_factory=list)
-    margin_nbytes: dict[int, int] = field(default_factory=dict)
 
 
 class Model:
@@ -44,6 +34,8 @@ class Model:
         gaps = [item.gap for item in self.items]
         self.leave = np.array([gap.leave for gap in gaps], dtype=np.int64)
         self.until = np.array([gap.until for gap in gaps], dtype=np.int64)
+        ends = [max(option.end(item.gap) for option in item.options) for item in self.items]
+        self.end = np.array(ends, dtype=np.int64)  # of the longest option
 
     def nbytes_of(self, choices: Sequence[int]) -> Bytes:
         """Bytes of every step under a choice per item, as the program sees them."""
@@ -53,9 +45,10 @@ class Model:
             if chosen:
                 item, option = self.items[k], self.items[k].options[chosen - 1]
                 change[item.gap.leave + 1] -= item.gap.nbytes
-                change[self._earliest(k, choices)] += item.gap.nbytes
+                end = option.end(item.gap) if option.back >= 0 else self._earliest(k, choices)
+                change[end] += item.gap.nbytes
                 change[item.gap.leave] += option.held_nbytes
-                change[min(item.gap.until + 1, len(passing))] -= option.held_nbytes
+                change[min(option.end(item.gap) + 1, len(passing))] -= option.held_nbytes
                 passing[item.gap.until] = max(passing[item.gap.until], self.passing_nbytes(item, option))
         level: Bytes = self.ground.base + change.cumsum()[:-1] + passing
         return level

@@ -3,11 +3,10 @@
 Enters: a model, a budget, and what has been learned so far: the steps that bind, and by how much the program was wrong
 about each. Leaves: a choice per item, and a bound.
 
-    minimise   added compute + stall out + stall back
+    minimise   added compute + stalls
     subject to one choice per unit
                base(t) + bytes of the choices at t + way of computing t <= budget - learned(t)   for steps t that bind
-               copies sent since f <= compute from f to the peak + stall out                     for some f
-               copies back until u <= compute from the peak to u + stall back                    for some u
+               the same with copies that are under way at t, less what stalls let through        where links are late
                what is recomputed has its sources there: kept, or back early, and counted from then on
                bytes in a bounded tier <= its size
 
@@ -20,15 +19,16 @@ same answer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from ortools.linear_solver.python import model_builder
 
 from vdnn.plan.optimiser.demands import Demand
 from vdnn.plan.optimiser.items import ENCODE, Item, Option
-from vdnn.plan.optimiser.model import Learned, Model
+from vdnn.plan.optimiser.model import Model
 from vdnn.plan.optimiser.ties import Unit
+from vdnn.plan.optimiser.traffic import Row, Traffic
 
 FEWER = 1e-7
 """Of a step: what a decision costs by itself, so that of equally fast plans the one with the fewest is chosen."""
@@ -36,11 +36,14 @@ FEWER = 1e-7
 SETTLED = 0.999
 """A choice that the relaxation makes this clearly stays."""
 
-NODES = 200
-STOP = f"limits/gap = 0.001\nlimits/nodes = {NODES}\n"
+STOP = "limits/gap = 0.002\nlimits/nodes = 30\nseparating/maxrounds = 0\nseparating/maxroundsroot = 0\n"
+"""The relaxation has settled most; what is left need not be solved to the last digit."""
 
-WINDOWS = 12
-"""How many windows of each direction are asked for."""
+NOTHING = 1e-10
+"""A weight of this size is what rounding left."""
+
+STALLS = 8
+"""Parts of the step that can be waited in."""
 
 Term = tuple[int, float]
 """A variable, by position, and its weight."""
@@ -49,20 +52,21 @@ Term = tuple[int, float]
 @dataclass(frozen=True, slots=True)
 class Solution:
     """`choices` per item; `positions` per unit, None where the relaxation is of two minds; `bound_s`: no choice that
-    the program can see adds less."""
+    the program can see adds less. `stalls`: seconds that are waited, by part of the step."""
 
     choices: tuple[int, ...]
     positions: tuple[int | None, ...]
     bound_s: float
+    stalls: tuple[float, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Copies that must fit into so many seconds of compute, or stall."""
+@dataclass
+class Learned:
+    """What the simulator has taught. `rows`: what binds. `margin_nbytes`: what a step needs beyond what the program
+    believes."""
 
-    copies: tuple[Term, ...]
-    hidden_s: float
-    stall: int
+    rows: list[Row] = field(default_factory=list)
+    margin_nbytes: dict[int, int] = field(default_factory=dict)
 
 
 class Optimiser:
@@ -70,6 +74,7 @@ class Optimiser:
 
     def __init__(self, model: Model) -> None:
         self.model = model
+        self.traffic = Traffic(model)
         self._drafts = {is_relaxed: Draft(model, is_relaxed=is_relaxed) for is_relaxed in (True, False)}
 
     def solve(self, budget_nbytes: int, learned: Learned, *, link_scale: float = 1.0) -> Solution | None:
@@ -87,15 +92,16 @@ class Optimiser:
                 return replace(solution, bound_s=relaxed.bound_s)
         return None
 
-    def bound_s(self, budget_nbytes: int, rows: Sequence[int], link_scale: float = 0.0) -> float:
+    def bound_s(self, budget_nbytes: int, rows: Sequence[Row]) -> float:
         """What every choice within the budget adds at least, even if no copy is ever waited for."""
-        relaxed = self._program(True, budget_nbytes, Learned(list(rows)), link_scale, {}).solve()
+        plain = [row for row in rows if row.since < 0 and row.upto < 0]
+        relaxed = self._program(True, budget_nbytes, Learned(plain), 0.0, {}).solve()
         return 0.0 if relaxed is None else max(0.0, relaxed.bound_s)
 
     def _program(
         self, is_relaxed: bool, budget_nbytes: int, learned: Learned, link_scale: float, settled: Mapping[int, int]
     ) -> Program:
-        return Program(self._drafts[is_relaxed], budget_nbytes, learned, link_scale, settled)
+        return Program(self._drafts[is_relaxed], self.traffic, budget_nbytes, learned, link_scale, settled)
 
 
 class Draft:
@@ -114,7 +120,8 @@ class Draft:
         self.early = self._early()
         self._conflicts()
         self.waits = list(self._waits())
-        self.windows = [window for is_out in (True, False) for window in self._windows(is_out)]
+        self.stalls = [self.number(1e6) for _ in range(STALLS)]
+        self.objective += [(stall, 1.0) for stall in self.stalls]
 
     def _dearest_s(self) -> float:
         return max((option.seconds for item in self.model.items for option in item.options), default=0.0)
@@ -193,71 +200,72 @@ class Draft:
                 if option.tier is not None and waited_s > 0:
                     yield self.x[u][position], waited_s / self.total_s
 
-    def _windows(self, is_out: bool) -> Iterable[Window]:
-        """Copies need time on their link: out before the peak, back after it."""
-        peak, elapsed = int(self.ground.base.argmax()), self.ground.elapsed_s
-        items = self.model.items
-        crossing = [k for k in self.model.unit_of if items[k].gap.covers(peak)]
-        moment_of = {k: items[k].gap.final if is_out else items[k].gap.until for k in crossing}
-        moments = sorted(set(moment_of.values()), reverse=is_out)
-        stall = self.number(1e6)
-        self.objective.append((stall, 1.0))
-        for moment in moments[:: max(1, len(moments) // WINDOWS)]:
-            hidden_s = float(elapsed[peak] - elapsed[moment + 1] if is_out else elapsed[moment] - elapsed[peak])
-            inside = [k for k in crossing if (moment_of[k] >= moment if is_out else moment_of[k] <= moment)]
-            copies = tuple(self._copies(inside, is_out))
-            if copies:
-                yield Window(copies, max(hidden_s, 0.0) / self.total_s, stall)
-
-    def _copies(self, inside: Iterable[int], is_out: bool) -> Iterable[Term]:
-        sums: dict[int, float] = {}
-        for k in inside:
-            for position, option in enumerate(self.model.items[k].options, start=1):
-                if option.tier is not None:
-                    variable = self.x[self.model.unit_of[k]][position]
-                    sums[variable] = sums.get(variable, 0.0) + (option.out_s if is_out else option.back_s)
-        for variable, seconds in sums.items():
-            yield variable, seconds / self.total_s
-
 
 class Program:
     """A draft, completed for one budget. Bytes are shares of the budget."""
 
     def __init__(
-        self, draft: Draft, budget_nbytes: int, learned: Learned, link_scale: float, settled: Mapping[int, int]
+        self,
+        draft: Draft,
+        traffic: Traffic,
+        budget_nbytes: int,
+        learned: Learned,
+        link_scale: float,
+        settled: Mapping[int, int],
     ) -> None:
         self.draft, self.model, self.ground = draft, draft.model, draft.ground
+        self.traffic, self.link_scale = traffic, link_scale
         self.budget_nbytes, self.learned = budget_nbytes, learned
         self.mip = draft.mip.clone()
         self.variables = [self.mip.var_from_index(k) for k in range(len(draft.variables))]
         self.objective = [*draft.objective, *((variable, wait * link_scale) for variable, wait in draft.waits)]
         for u, position in settled.items():
             self.variables[draft.x[u][position]].lower_bound = 1.0
-        for step in learned.rows:
-            self._row(step)
-        for window in draft.windows:
-            copies = [(variable, weight * link_scale) for variable, weight in window.copies]
-            self.mip.add(self._sum_of([*copies, (window.stall, -1.0)]) <= window.hidden_s)
+        for row in learned.rows:
+            self._row(row)
         self._tiers()
 
     def _sum_of(self, terms: Sequence[Term]) -> model_builder.LinearExpr:
         return weighted(self.variables, terms)
 
-    def _row(self, step: int) -> None:
-        """What a step holds."""
+    def _row(self, row: Row) -> None:
+        """What a step holds, and what is under way then."""
+        step = row.step
         room = self.budget_nbytes - self.learned.margin_nbytes.get(step, 0) - int(self.ground.base[step])
         terms: list[Term] = []
-        near = np.flatnonzero((self.model.leave <= step) & (step <= self.model.until)).tolist()
+        near = np.flatnonzero((self.model.leave <= step) & (step <= self.model.end)).tolist()
         by_unit: dict[int, list[int]] = {}
         for k in near:
             if k in self.model.unit_of:
                 by_unit.setdefault(self.model.unit_of[k], []).append(k)
         for u, members in by_unit.items():
             terms += self._terms_of(u, members, step)
+        hidden_nbytes = 0.0
+        if row.since >= 0 or row.upto >= 0:
+            copies, hidden_nbytes = self._under_way(row)
+            terms += copies
         terms += self._ways_of_computing(step)
         unit = max(self.budget_nbytes, 1)
         if terms:
-            self.mip.add(self._sum_of([(v, nbytes / unit) for v, nbytes in terms]) <= room / unit)
+            self.mip.add(self._sum_of([(v, nbytes / unit) for v, nbytes in terms]) <= (room + hidden_nbytes) / unit)
+
+    def _under_way(self, row: Row) -> tuple[list[Term], float]:
+        """Copies of the row's stretch, less what stalls let through; and the bytes that compute hides."""
+        elapsed, is_out = self.ground.elapsed_s, row.since >= 0
+        sums: dict[int, float] = {}
+        for k in np.flatnonzero((self.model.leave < row.step) & (row.step < self.model.until)).tolist():
+            gap, u = self.model.items[k].gap, self.model.unit_of.get(k)
+            inside = gap.final >= row.since if is_out else gap.until <= row.upto
+            for position, option in enumerate(self.model.items[k].options, start=1) if inside and u is not None else ():
+                if option.tier is not None:
+                    nbytes = self.traffic.nbytes(option, is_out=is_out)
+                    variable = self.draft.x[self.model.unit_of[k]][position]
+                    sums[variable] = sums.get(variable, 0.0) + nbytes
+        rate = (self.traffic.out if is_out else self.traffic.back) / max(self.link_scale, 1e-9)
+        span = (row.since + 1, row.step) if is_out else (row.step + 1, row.upto)
+        stalls = [self.draft.stalls[part] for part in self.traffic.parts(row, STALLS)]
+        terms = [*sums.items(), *((stall, -rate * self.draft.total_s) for stall in stalls)]
+        return terms, rate * float(elapsed[span[1]] - elapsed[span[0]])
 
     def _terms_of(self, u: int, near: list[int], step: int) -> Iterable[Term]:
         items, x = self.model.items, self.draft.x[u]
@@ -276,8 +284,9 @@ class Program:
             yield self.draft.early[u, rank], nbytes
 
     def _change(self, item: Item, option: Option, step: int) -> int:
-        away = -item.gap.nbytes if item.gap.covers(step) else 0
-        code = option.held_nbytes if option.kind == ENCODE else 0
+        end = option.end(item.gap)
+        away = -item.gap.nbytes if item.gap.leave < step < end else 0
+        code = option.held_nbytes if option.kind == ENCODE and item.gap.leave <= step <= end else 0
         passing = self.model.passing_nbytes(item, option) if step == item.gap.until else 0
         return away + code + passing
 
@@ -304,8 +313,8 @@ class Program:
     def _tiers(self) -> None:
         """What a bounded tier holds at the steps that bind."""
         for tier in self.ground.problem.hardware.tiers[1:]:
-            for step in self.learned.rows if tier.nbytes is not None else ():
-                stored = self._stored(tier.name, step)
+            for row in self.learned.rows if tier.nbytes is not None else ():
+                stored = self._stored(tier.name, row.step)
                 unit = max(tier.nbytes or 0, 1)
                 if sum(stored.values()) > (tier.nbytes or 0):
                     terms = [(variable, nbytes / unit) for variable, nbytes in stored.items()]
@@ -338,8 +347,14 @@ class Program:
             positions.append(position if weights[position] >= SETTLED else None)
             for k in members:
                 choices[k] = position
-        return Solution(tuple(choices), tuple(positions), float(solver.objective_value) * self.draft.total_s)
+        stalls = tuple(float(values[stall]) * self.draft.total_s for stall in self.draft.stalls)
+        return Solution(tuple(choices), tuple(positions), float(solver.objective_value) * self.draft.total_s, stalls)
 
 
 def weighted(variables: Sequence[model_builder.Variable], terms: Sequence[Term]) -> model_builder.LinearExpr:
-    return model_builder.LinearExpr.weighted_sum([variables[k] for k, _ in terms], [weight for _, weight in terms])
+    """The sum, each variable once. Weights that cancel to next to nothing are nothing: they confuse the solver."""
+    sums: dict[int, float] = {}
+    for variable, weight in terms:
+        sums[variable] = sums.get(variable, 0.0) + weight
+    kept = {variable: weight for variable, weight in sums.items() if abs(weight) > NOTHING}
+    return model_builder.LinearExpr.weighted_sum([variables[k] for k in kept], list(kept.values()))

@@ -28,13 +28,15 @@ from vdnn.plan.infeasible import infeasible
 from vdnn.plan.optimiser.compose import KEEP, NAME, compose
 from vdnn.plan.optimiser.greedy import greedy
 from vdnn.plan.optimiser.items import ENCODE, ENCODE_OFFLOAD, OFFLOAD, RECOMPUTE, Ground
-from vdnn.plan.optimiser.model import Learned, Model, margins
-from vdnn.plan.optimiser.program import Optimiser
+from vdnn.plan.optimiser.model import Model, margins
+from vdnn.plan.optimiser.program import Learned, Optimiser, Solution
 from vdnn.plan.optimiser.ties import units
+from vdnn.plan.optimiser.traffic import Row
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
-from vdnn.plan.strategies import offload
+from vdnn.plan.strategies import offload, superneurons, vdnn_all
 from vdnn.plan.strategies.offload import largest_per_step
+from vdnn.plan.workspaces import fitting_variants, smallest_variants
 
 RUNGS = 48
 """Of the ladder of budgets: what is lost by rounding down is at most a fiftieth of what there is to save."""
@@ -42,11 +44,14 @@ RUNGS = 48
 TRIED_OUT = 300
 """Combinations of choices up to which all of them are tried."""
 
-SIMULATED_STEPS = 50_000
+SIMULATED_STEPS = 60_000
 """How many simulated steps the search may take, at some twenty microseconds each; at least a few plans."""
 
-SOLVING = 20
+SOLVING = 25
 """What solving the program once counts as, in simulated steps per unit."""
+
+JUDGED = 8
+"""How many plans a published strategy simulates before it answers, more or less."""
 
 FEWEST_PLANS = 4
 ROUNDS = 8
@@ -55,7 +60,7 @@ ROUNDS = 8
 NEW_ROWS = 6
 """Steps that are added to the program at a time."""
 
-LINK_SCALES = (1.0, 1.6, 4.0)
+LINK_SCALES = (1.0, 1.5, 2.5)
 """How slow the program believes links to be. Copies wait in queues that it does not see; a pessimist moves less."""
 
 STALL_WORTH_A_TRY = 2e-3
@@ -92,7 +97,8 @@ class Search:
         self.ground = Ground(problem)
         self.work_left = max(SIMULATED_STEPS, FEWEST_PLANS * len(problem.graph))
         self.found: list[Plan] = []
-        self.rows = [int(self.ground.base.argmax())]
+        self._believed_s = 0.0  # what the program thinks possible at the rung it looked at last
+        self.rows = [Row(int(self.ground.base.argmax()))]
 
     def best(self, budget_nbytes: int) -> Plan:
         self.found += self.extremes
@@ -139,6 +145,8 @@ class Search:
             (ENCODE, OFFLOAD, RECOMPUTE),
             (ENCODE_OFFLOAD, OFFLOAD, RECOMPUTE),
             (RECOMPUTE, ENCODE),
+            (RECOMPUTE,),
+            (ENCODE,),
         )
         plans = [compose(self.ground, self._preferring(order), 0) for order in orders]
         reached = min(plan.peak_nbytes for plan in plans) <= minimum_budget(self.problem)[0]
@@ -177,8 +185,7 @@ class Search:
             return True
         if self._is_small:
             return False
-        believed_s = self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows, link_scale=1.0)
-        return believed_s >= fastest_s * (1 - STALL_WORTH_A_TRY)
+        return fastest_s <= self._believed_s * (1 + STALL_WORTH_A_TRY)
 
     def _plans_at(self, budget_nbytes: int) -> list[Plan]:
         """What the program proposes for one budget, believing more and more that links are slow."""
@@ -188,12 +195,18 @@ class Search:
             plans += [] if plan is None else [plan]
             if plan is None or plan.timeline.stall_s < STALL_WORTH_A_TRY * plan.step_time_s or self.work_left <= 0:
                 break
-        return plans or list(self._offloaded(budget_nbytes))
+        return [*plans, *self._published(budget_nbytes)]
 
-    def _offloaded(self, budget_nbytes: int) -> Iterator[Plan]:
-        """What offloading alone finds."""
-        with suppress(Infeasible):
-            yield replace(offload.solve(replace(self.problem, budget_nbytes=budget_nbytes)), strategy=NAME)
+    def _published(self, budget_nbytes: int) -> Iterator[Plan]:
+        """What strategies with one or two mechanisms find: a check on the program, and where it finds nothing, the
+        answer."""
+        asked = replace(self.ground.lean, budget_nbytes=budget_nbytes)
+        for strategy in (offload.solve, superneurons.solve, vdnn_all.solve_memory_optimal):
+            self.work_left -= JUDGED * len(self.problem.graph)
+            with suppress(Infeasible):
+                plan = strategy(replace(asked, variants={}))
+                whole = replace(plan, problem=replace(self.problem, budget_nbytes=budget_nbytes), strategy=NAME)
+                yield fitting_variants(replace(whole, variants=smallest_variants(self.problem)))
 
     @property
     def _is_small(self) -> bool:
@@ -223,7 +236,7 @@ class Search:
                 return plan
             wrong = margins(self.model.nbytes_of(choices), largest_per_step(plan), budget_nbytes)
             learned.margin_nbytes.update({s: max(n, learned.margin_nbytes.get(s, 0)) for s, n in wrong.items()})
-            learned.rows += [step for step in wrong if step not in learned.rows][:NEW_ROWS]
+            learned.rows += [Row(step) for step in wrong if Row(step) not in learned.rows][:NEW_ROWS]
             if self.work_left <= 0:
                 break
         return self._greedily(budget_nbytes)
@@ -237,12 +250,25 @@ class Search:
             if solution is None:
                 return None
             choices = solution.choices
-            over = _worst_steps(self.model.nbytes_of(choices), budget_nbytes, learned)
+            if link_scale == 1.0:
+                self._believed_s = self.compute_s + solution.bound_s
+            over = self._violated(solution, budget_nbytes, learned, link_scale)
             if not over:
                 break
             learned.rows += over
-            self.rows += [step for step in over if step not in self.rows]
+            self.rows += [row for row in over if row not in self.rows]
         return choices
+
+    def _violated(self, solution: Solution, budget_nbytes: int, learned: Learned, link_scale: float) -> list[Row]:
+        """Steps that hold too much; else steps that do with the copies under way at them."""
+        level = self.model.nbytes_of(solution.choices)
+        over = _worst_steps(level, budget_nbytes, learned)
+        if over:
+            return over
+        traffic = self.optimiser.traffic
+        late = traffic.rows(solution.choices, level, budget_nbytes, solution.stalls, link_scale)
+        new = [(excess, row) for excess, row in late if row not in learned.rows]
+        return _apart([row for _, row in sorted(new, key=lambda found: -found[0])])
 
     def _greedily(self, budget_nbytes: int) -> Plan | None:
         choices = greedy(self.model, budget_nbytes)
@@ -266,15 +292,23 @@ class Search:
         return self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows)
 
 
-def _worst_steps(level: Bytes, budget_nbytes: int, learned: Learned) -> list[int]:
+def _worst_steps(level: Bytes, budget_nbytes: int, learned: Learned) -> list[Row]:
     """The worst step of each stretch over the budget, the worst stretches first."""
     allowed = np.full(len(level), budget_nbytes, dtype=np.int64)
     for step, margin in learned.margin_nbytes.items():
         allowed[step] -= margin
     over = level > allowed
-    over[learned.rows] = False
+    over[[row.step for row in learned.rows if row == Row(row.step)]] = False
     worst: list[int] = []
     for stretch in np.split(np.arange(len(level)), np.flatnonzero(np.diff(over.astype(np.int8))) + 1):
         if over[stretch[0]]:
             worst.append(int(stretch[level[stretch].argmax()]))
-    return sorted(worst, key=lambda step: -int(level[step]))[:NEW_ROWS]
+    return [Row(step) for step in sorted(worst, key=lambda step: -int(level[step]))[:NEW_ROWS]]
+
+
+def _apart(rows: list[Row]) -> list[Row]:
+    """The first rows, of each stretch only one."""
+    chosen: dict[tuple[int, int], Row] = {}
+    for row in rows:
+        chosen.setdefault((row.since, row.upto), row)
+    return list(chosen.values())[:NEW_ROWS]
