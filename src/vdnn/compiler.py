@@ -39,7 +39,7 @@ from vdnn.plan.problem import Problem
 from vdnn.plan.saved import fitting_plan, opened
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
-from vdnn.plan.workspaces import solve_with_workspaces
+from vdnn.plan.workspaces import inexact_steps, solve_with_workspaces
 from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.codes import codecs_of
@@ -106,7 +106,7 @@ def plan_joint(
 
     def pose(form: Form) -> Posed:
         posed = describe_joint(form.make(), num_forward_outputs, plain, outline, name)
-        return replace(posed, problem=replace(posed.problem, form=form.name))
+        return replace(posed, problem=replace(posed.problem, form=form.name), traced=traced)
 
     def price(posed: Posed) -> Posed:
         costs, variants = estimate(posed.lowered, in_bytes)
@@ -146,13 +146,10 @@ def compile_joint(
 ) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     require_exact(joint.graph)
     posed, plan = plan_joint(joint, num_forward_outputs, plain, session.options, session.next_name())
-    joint, lowered = posed.joint, posed.lowered
     if trips_of(plan):
         session.transfers()  # opened now, so that a tier that cannot be had is known before the first step
-    halves = cut(joint, lowered, plan, num_forward_outputs)
-    witness = None
-    if any(not codec.is_exact for codec in codecs_of(plan).values()):
-        witness = _witness(joint, lowered, plan, num_forward_outputs, session)
+    halves = cut(posed.joint, posed.lowered, plan, num_forward_outputs)
+    witness = None if _is_exact(plan) else _witness(posed.traced or posed, num_forward_outputs, session)
     programs = [program(half) for half in halves]
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
@@ -175,13 +172,16 @@ def _executor(
     )
 
 
-def _witness(
-    joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int, session: Session
-) -> Witness:
+def _is_exact(plan: Plan) -> bool:
+    rounds = any(not codec.is_exact for codec in codecs_of(plan).values())
+    return plan.problem.is_exact and not rounds and not inexact_steps(plan)
+
+
+def _witness(traced: Posed, num_forward_outputs: int, session: Session) -> Witness:
     """What will repeat the first step exactly. Cut now, while the joint graph is at hand, and built when wanted."""
-    graph = plan.problem.graph
+    joint, lowered, graph = traced.joint, traced.lowered, traced.problem.graph
     try:
-        exact_plan = exact_counterpart(plan)
+        exact_plan = exact_counterpart(traced.problem)
     except Infeasible as reason:
         words = f"the exact step does not fit beside its gradients: it needs {format_nbytes(reason.minimum_nbytes)}"
         return Witness(graph, (), lambda: words)

@@ -35,11 +35,13 @@ MOST_TRIED = 5
 
 @dataclass(frozen=True)
 class Posed:
-    """A step in one form: its graph, lowered, and the problem that it poses."""
+    """A step in one form: its graph, lowered, and the problem that it poses. `traced` is the step that it is another
+    form of."""
 
     joint: fx.GraphModule
     lowered: Lowered
     problem: Problem
+    traced: Posed | None = None
 
 
 Solve = Callable[[Problem], Plan]

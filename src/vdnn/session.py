@@ -67,6 +67,8 @@ def _piece(executor: Executor) -> Piece:
     graph = executor.plan.problem.graph
     predicted = summarize(executor.plan.timeline, graph)
     inexact = tuple(f"{graph.ops[step].name} as {cost.variant}" for step, cost in inexact_steps(executor.plan).items())
+    if not executor.plan.problem.is_exact:
+        inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))
     return Piece(graph.name, predicted, _measured(executor), *found, inexact)
 

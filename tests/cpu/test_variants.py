@@ -290,7 +290,7 @@ def test_a_report_names_the_ops_that_run_inexactly() -> None:
     virtual, gradients, plain = trained(strategy="offload", budget="65%", exact=False)
     (piece,) = vdnn.report(virtual).pieces
     assert piece.inexact
-    assert f"{len(piece.inexact)} ops sum in another order" in " ".join(str(vdnn.report(virtual)).split())
+    assert "Inexact, as exact=False allows: sums in another order" in " ".join(str(vdnn.report(virtual)).split())
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(gradients, plain, strict=True))
 
 

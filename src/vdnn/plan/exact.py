@@ -1,8 +1,8 @@
-"""The exact plan beside a lossy one: same graph, every bit kept, room left for the gradients it is compared with.
+"""The exact plan beside one that is not: every bit kept, room left for the gradients it is compared with.
 
-Enters: a lossy plan. Leaves: keep-all where nothing bounds memory, else an offloading plan inside what the budget
-leaves when the lossy gradients, and one difference of two gradients, are held beside it. Infeasible where that is too
-little.
+Enters: the problem of the step as it was traced. Leaves: keep-all where nothing bounds memory, else an offloading plan
+inside what the budget leaves when the other plan's gradients, and one difference of two gradients, are held beside it.
+Infeasible where that is too little.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from vdnn.ir import Role
 from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
 from vdnn.plan.strategies import solve
 from vdnn.plan.validate import check
 from vdnn.plan.workspaces import exact_only
 
 
-def exact_counterpart(plan: Plan) -> Plan:
-    problem = replace(exact_only(plan.problem), lossy=None)
+def exact_counterpart(asked: Problem) -> Plan:
+    problem = replace(exact_only(asked), lossy=None)
     if problem.budget_nbytes is None:
         return check(solve(problem, "keep-all"))
     gradients = [s.nbytes for s in problem.graph.storages if s.role is Role.GRADIENT]

@@ -16,6 +16,10 @@ the ReLUs of AlexNet, VGG-16, NiN, OverFeat and GoogLeNet, freshly initialised, 
 lowers it."""
 
 
+EXACT_FORMS = frozenset({"", "convolution backwards split"})
+"""Forms of a step whose gradients have the bits of the traced one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """`budget_nbytes` bounds the device tier at every step, everything included. None: no bound was asked for.
@@ -36,6 +40,11 @@ class Problem:
     lossy: str | None = None
     density: float = DENSITY
     form: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the form of the step keeps every bit."""
+        return self.form in EXACT_FORMS
 
     def __post_init__(self) -> None:
         if len(self.costs) != len(self.graph):

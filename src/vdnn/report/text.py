@@ -182,18 +182,22 @@ def _peaks_sentence(predicted: TimelineSummary, measured: TimelineSummary) -> Te
     return Text(f"The peak was predicted at {expected} and measured at {found}.")
 
 
+def _word(piece: Piece) -> str:
+    return "Inexact" if piece.inexact else "Lossy"
+
+
 def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
     """What only a run can know: rounding and sparsity."""
     prefix = f"{piece.name}: " if is_one_of_many else ""
     error, density = piece.gradient_error, piece.density
     if piece.inexact:
         named = ", ".join(piece.inexact[:SHOWN_OPS]) + (", ..." if len(piece.inexact) > SHOWN_OPS else "")
-        yield f"{prefix}Inexact, as exact=False allows: {len(piece.inexact)} ops sum in another order ({named})."
+        yield f"{prefix}Inexact, as exact=False allows: sums in another order ({named})."
     if error is not None and error.relative is not None:
         worst = f", at most {error.worst:.2g} ({error.worst_name})" if error.worst_name else ""
-        yield f"{prefix}Lossy: the first step's gradients are {error.relative:.2g} off the exact ones{worst}."
+        yield f"{prefix}{_word(piece)}: the first step's gradients are {error.relative:.2g} off the exact ones{worst}."
     elif error is not None:
-        yield f"{prefix}Lossy: the error of the gradients was not measured; {error.note}."
+        yield f"{prefix}{_word(piece)}: the error of the gradients was not measured; {error.note}."
     if density is not None:
         too_dense = f"{density.num_too_dense} maps were denser and were kept whole" if density.num_too_dense else ""
         words = f"{prefix}Sparse maps: {density.planned:.0%} non-zero elements planned for, {density.densest:.0%} found"
