@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from provenance import Record, provenance
-from quiet import QuietRun, quiet_run
+from quiet import QuietRun, quiet_run, wait_until_quiet
 
 import vdnn
 from vdnn import models
@@ -36,6 +36,7 @@ from vdnn.units import format_nbytes, format_seconds
 SHARES = (75, 50, 35, 25)
 COMPARED = [name for name in ("offload", "gist", "superneurons", "recompute-cost", "auto") if name in STRATEGIES]
 GOAL = 0.15  # of the measured step time
+PATIENCE_S = 60.0  # how long measuring waits for other processes to be done
 
 
 def images(name: str, batch: int, size: int) -> Workload:
@@ -96,6 +97,7 @@ def contenders(load: Workload, shares: list[int], strategies: list[str]) -> Iter
     wanted += [(strategy, share) for strategy in strategies for share in shares]
     for strategy, share in wanted:
         budget = None if share is None else f"{share}%"
+        wait_until_quiet(PATIENCE_S)  # ops are measured now
         step = vdnn.virtualize(load.step, strategy=strategy, budget=budget, costs="measured", fullgraph=True)
         try:
             train(load, step)
