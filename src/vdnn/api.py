@@ -82,8 +82,8 @@ def virtualize(
     `plan`, one that `vdnn.plan` made or the file it was saved in, is followed instead of making a new one; of another
     model, of other shapes or of another torch it is refused with what differs.
 
-    `compiler="inductor"` has TorchInductor fuse ops into kernels wherever the kernels keep to the plan's bytes; results
-    are then within 1e-5 of eager mode's, not bit for bit.
+    `compiler="inductor"` has TorchInductor fuse ops into kernels wherever the kernels keep to the plan's bytes; each is
+    held to 1e-5 of eager mode, so results are no longer those of eager mode bit for bit.
 
     `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
     for this machine.

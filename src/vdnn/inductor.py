@@ -11,11 +11,15 @@ again, down to single ops, which run as they did.
 
 The same trial holds the kernel to eager mode: layouts of all results, storages that no two of them share, and values to
 `TOLERANCE`. A kernel that fails is not used. So a wrong kernel costs speed, and neither bytes nor gradients.
+
+Known weaknesses: a kernel is not timed, so one that is slower than its ops is used all the same; a trial needs room for
+the inputs and results of one region twice, before the first step; `docs/inductor.md` has the measurements.
 """
 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -55,7 +59,7 @@ class Kernel:
 
 @dataclass
 class Kernels:
-    """Kernels by what they compute: layers that are alike share one. None: it was tried and may not be used."""
+    """Kernels by what they compute: layers that are alike share one. None: it may not be used."""
 
     known: dict[object, Kernel | None] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
@@ -63,7 +67,10 @@ class Kernels:
 
     def of(self, region: Region) -> Kernel | None:
         layouts = tuple(_layout(node) for node in region.inputs)
-        with _disable_current_modes(), tracing(None), torch.no_grad():
+        if any(device.type != "cpu" for _, _, _, device in layouts):
+            return None  # what it allocates there, the CPU allocator's events do not tell
+        with _disable_current_modes(), tracing(None), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Inductor imports deprecated parts of PyTorch
             fakes = _fake(layouts)
             traced = _traced(region, fakes)
             key = (traced.code, layouts, region.scratch)

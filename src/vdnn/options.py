@@ -60,8 +60,8 @@ class Options:
 
     compiler: str = "eager"
     """What computes the ops between two moves of the plan: "eager", PyTorch's own kernels one by one, to the last bit;
-    or "inductor", kernels that TorchInductor fuses of several, where they keep to the plan's bytes. Results then differ
-    from eager mode's by the order of sums, about 1e-6."""
+    or "inductor", kernels that TorchInductor fuses of several, where they keep to the plan's bytes. Each is held to
+    1e-5 of eager mode; results differ by the order of sums."""
 
     costs: str | None = None
     """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
