@@ -37,8 +37,9 @@ from vdnn.capture.nodes import tensor_of
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Kind
+from vdnn.rewrite.fused import Compiled, with_kernels
 from vdnn.rewrite.halves import Half
-from vdnn.rewrite.regions import Compiled, Region, Stretch, computing, region_of, split, stretches, with_kernels
+from vdnn.rewrite.regions import Region, Stretch, computing, region_of, split, stretches
 from vdnn.runtime.executor import Program
 
 log = logging.getLogger("vdnn")

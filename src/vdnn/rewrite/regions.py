@@ -1,8 +1,8 @@
-"""Stretches of a half that one fused kernel may compute, and the half with such kernels in their place.
+"""Stretches of a half that one fused kernel may compute.
 
 Enters: one of the two programs of `rewrite/halves.py`. Leaves: regions, each a run of neighbours that only compute
-(element by element, sums, normalisations) with no call to the runtime between them; and, for the regions that somebody
-has a kernel for, a program in which one call stands for each.
+(element by element, sums, normalisations) with no call to the runtime between them. `rewrite/fused.py` puts kernels in
+their place.
 
 The one idea: a storage is what a region takes and gives. A view costs nothing: it is inside where an op of the region
 reads it and made again outside where somebody else does; an op that writes in place returns the storage it was given.
@@ -17,10 +17,9 @@ their workspace in a place where no plan counts it.
 from __future__ import annotations
 
 import functools
-import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch._ops import OpOverload
 from vdnn.capture.nodes import is_getitem, tensor_of, value_of
 from vdnn.capture.traits import traits_of
 from vdnn.ir import Trait
-from vdnn.rewrite.halves import Half, boxed_module
+from vdnn.rewrite.halves import Half
 from vdnn.runtime.phantom import phantom
 from vdnn.runtime.steps import look
 
@@ -57,8 +56,6 @@ NO_MEMORY: frozenset[object] = frozenset({look, phantom})
 
 Stretch = tuple[fx.Node, ...]
 """Neighbours in a half, in order."""
-
-Compiled = Callable[[list[Any]], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -189,11 +186,6 @@ def _may_join(node: fx.Node) -> bool:
     return bool(values) and all(_is_plain(value) for value in (*values, *_results(node)))
 
 
-def _has_parts(node: fx.Node) -> bool:
-    """Returns several results, which getitems name."""
-    return isinstance(value_of(node), (tuple, list))
-
-
 def _results(node: fx.Node) -> list[Any]:
     value = value_of(node)
     items = value if isinstance(value, (tuple, list)) else [value]
@@ -226,7 +218,7 @@ def _is_fused(op: OpOverload) -> bool:
     return name in ALSO_FUSED or bool(tags & {torch.Tag.pointwise, torch.Tag.reduction})
 
 
-def _source(node: fx.Node) -> fx.Node | None:
+def source_of(node: fx.Node) -> fx.Node | None:
     """The argument whose storage a node returns; None: it returns a new one."""
     if is_getitem(node):
         return None
@@ -241,7 +233,7 @@ def _source(node: fx.Node) -> fx.Node | None:
 
 def _root(node: fx.Node, inside: set[fx.Node]) -> fx.Node:
     """The node that brought in the storage that `node` shows: born inside, or the first one outside."""
-    while node in inside and (source := _source(node)) is not None:
+    while node in inside and (source := source_of(node)) is not None:
         node = source
     return node
 
@@ -267,49 +259,3 @@ def _is_scratch(half: Half, node: fx.Node, stretch: Sequence[fx.Node]) -> bool:
     looks = half.looks_at[half.storage_of[node]]
     users = {user for look in looks for user in look.users}
     return all(look.op != "placeholder" for look in looks) and all(u in inside or u < stretch[0] for u in users)
-
-
-def box(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """In a list that its reader empties, so that the caller holds nothing while a kernel runs."""
-    return list(tensors)
-
-
-@dataclass
-class _Rewriter:
-    """Copies a half node by node, with calls of kernels where regions were."""
-
-    graph: fx.Graph = field(default_factory=fx.Graph)
-    copies: dict[fx.Node, fx.Node] = field(default_factory=dict)
-
-    def call(self, region: Region, compiled: Compiled) -> None:
-        boxed = self.graph.call_function(box, tuple(self.copies[node] for node in region.inputs))
-        results = self.graph.call_function(compiled, (boxed,))
-        for at, node in enumerate(region.outputs):
-            self.copies[node] = self.graph.call_function(operator.getitem, (results, at))
-
-    def show(self, node: fx.Node) -> None:
-        """What somebody outside reads of a region: a result, a storage that was written into, or a look at one."""
-        if node in self.copies:
-            return
-        source = _source(node)
-        assert source is not None, f"{node} is read outside its region and was not returned"
-        self.show(source)
-        is_view = Trait.VIEW in traits_of(node.target)
-        self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__) if is_view else self.copies[source]
-
-
-def with_kernels(half: Half, kernels: Sequence[tuple[Stretch, Region, Compiled]]) -> fx.GraphModule:
-    """The half, with each stretch computed by its kernel: where its last node was, when all it takes is there."""
-    inside = {node for stretch, _, _ in kernels for node in stretch}
-    ending = {stretch[-1]: (stretch, region, compiled) for stretch, region, compiled in kernels}
-    rewriter = _Rewriter()
-    for node in half.module.graph.nodes:
-        if node not in inside:
-            rewriter.copies[node] = rewriter.graph.node_copy(node, rewriter.copies.__getitem__)
-        if node in ending:
-            stretch, region, compiled = ending[node]
-            rewriter.call(region, compiled)
-            for shown in stretch:
-                if any(user not in stretch for user in shown.users) and not _has_parts(shown):
-                    rewriter.show(shown)
-    return boxed_module(half.module, rewriter.graph)
