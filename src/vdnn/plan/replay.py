@@ -89,6 +89,9 @@ class Replays:
 
     def _is_fresh(self, storage: int, step: int) -> bool:
         """Whether a step makes a storage anew. A replay then makes another one, even of what the caller holds."""
-        given = (*self.graph.inputs, *self.graph.tangents)
-        is_given = any(self.graph.values[value].storage == storage for value in given)
-        return not is_given and self.writers[storage][0] == step
+        return storage not in self._arriving and self.writers[storage][0] == step
+
+    @cached_property
+    def _arriving(self) -> frozenset[int]:
+        """Storages that come from outside."""
+        return frozenset(self.graph.values[value].storage for value in (*self.graph.inputs, *self.graph.tangents))

@@ -69,6 +69,9 @@ STALL_WORTH_A_TRY = 2e-3
 SMALL = 200
 """Steps up to which every budget below the one asked for is looked at, until the bound forbids that it is faster."""
 
+MANY = 10_000
+"""Steps from which on simulating a plan takes half a second."""
+
 NOISE = 1e-9
 """Of a step time: what adding up a million numbers may lose."""
 
@@ -148,7 +151,8 @@ class Search:
             (RECOMPUTE,),
             (ENCODE,),
         )
-        plans = [compose(self.ground, self._preferring(order), 0) for order in orders]
+        few = orders if len(self.problem.graph) <= MANY else orders[:3]
+        plans = [compose(self.ground, self._preferring(order), 0) for order in few]
         reached = min(plan.peak_nbytes for plan in plans) <= minimum_budget(self.problem)[0]
         return plans if reached else [*plans, *self._offload_floor()]
 
@@ -206,7 +210,8 @@ class Search:
             with suppress(Infeasible):
                 plan = strategy(replace(asked, variants={}))
                 whole = replace(plan, problem=replace(self.problem, budget_nbytes=budget_nbytes), strategy=NAME)
-                yield fitting_variants(replace(whole, variants=smallest_variants(self.problem)))
+                lean = replace(whole, variants=smallest_variants(self.problem))
+                yield fitting_variants(lean) if self.problem.variants else lean
 
     @property
     def _is_small(self) -> bool:
