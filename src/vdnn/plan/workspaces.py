@@ -19,7 +19,7 @@ from vdnn.plan.problem import Problem
 from vdnn.plan.schedule import Kind, schedule
 from vdnn.plan.strategies import solve
 
-_CHOOSES_ITSELF = ("vdnn-", "auto")
+_CHOOSES_ITSELF = ("vdnn-", "auto", "greedy")
 """How the names of strategies begin that say themselves which algorithm a convolution takes."""
 
 

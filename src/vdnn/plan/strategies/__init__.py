@@ -16,6 +16,7 @@ from vdnn.plan.strategies import (
     auto,
     checkpoint_sqrt,
     gist,
+    greedy,
     keep_all,
     offload,
     recompute,
@@ -29,6 +30,7 @@ Strategy = Callable[[Problem], Plan]
 
 STRATEGIES: dict[str, Strategy] = {
     "auto": auto.solve,
+    "greedy": greedy.solve,
     "keep-all": keep_all.solve,
     "vdnn-all": vdnn_all.solve,
     "vdnn-all(m)": vdnn_all.solve_memory_optimal,
