@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from vdnn.cost import company
 from vdnn.cost.cache import CostCache
 from vdnn.cost.company import LONG_OP_S
 from vdnn.cost.measured import OpCall, measure
 from vdnn.cost.op_memory import highest_over_last, workspace_nbytes
+from vdnn.cost.stopwatch import Lap
 
 Run = Callable[[], object]
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
@@ -188,3 +190,17 @@ def test_a_workspace_can_be_measured_while_the_users_profiler_is_on():
     alone = workspace_nbytes(forward)
     with profile(activities=[ProfilerActivity.CPU]):
         assert workspace_nbytes(forward) == alone
+
+
+def test_where_others_take_the_cores_rounds_go_on(cache: CostCache, monkeypatch: pytest.MonkeyPatch):
+    runs: list[str] = []
+    monkeypatch.setattr(company, "lap", lambda run: Lap(run() or 1.0, True))
+    cost = measure([noted("a", runs)], cache, repeats=2)[0]
+    assert len(runs) == 2 + company.MAX_ROUNDS * 2
+    assert cost.source == company.DISTURBED
+
+
+def test_what_was_measured_beside_others_is_not_remembered(cache: CostCache, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(company, "lap", lambda run: Lap(run() or 1.0, True))
+    measure([noted("a", [])], cache)
+    assert CostCache(cache.path, machine="test").lookup(["a"]) == {}

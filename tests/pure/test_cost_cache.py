@@ -91,3 +91,10 @@ def test_processes_that_write_at_once_lose_nothing(path: Path):
     assert [writer.wait(timeout=60) for writer in writers] == [0, 0, 0]
     keys = [f"{name}-{i}" for name in "abc" for i in range(50)]
     assert set(CostCache(path, machine="m").lookup(keys)) == set(keys)
+
+
+def test_a_cost_that_is_not_for_good_stays_out_of_the_file(path: Path):
+    cache = CostCache(path, machine="m")
+    cache.store("conv", COST, for_good=False)
+    assert cache.lookup(["conv"]) == {"conv": COST}
+    assert CostCache(path, machine="m").lookup(["conv"]) == {}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from threading import Thread
 from time import perf_counter, sleep
 
 import pytest
@@ -24,8 +27,35 @@ def test_a_lap_takes_as_long_as_its_run() -> None:
     assert 0.01 <= one.seconds <= perf_counter() - begin
 
 
-def test_a_run_that_lost_its_core_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The contrivance: the kernel's count is replaced, because nobody can order a preemption."""
-    counts = iter([7, 8])
-    monkeypatch.setattr(stopwatch, "_interruptions", lambda: next(counts))
+def test_a_run_whose_threads_waited_for_a_core_is_disturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contrivance: the kernel's count is replaced, because nobody can order a busy machine."""
+    waited_s = iter([1.0, 1.5])
+    monkeypatch.setattr(stopwatch, "_waited_s", lambda: next(waited_s))
     assert lap(lambda: None).is_disturbed
+
+
+def test_a_run_whose_threads_had_their_cores_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopwatch, "_waited_s", lambda: 1.0)
+    assert not lap(lambda: None).is_disturbed
+
+
+def test_the_kernel_counts_threads_that_wait_for_a_core() -> None:
+    """Two busy threads on one core: each is ready while the other runs."""
+    if not hasattr(os, "sched_setaffinity") or not Path("/proc/self/schedstat").exists():
+        pytest.skip("only Linux counts, and only Linux binds threads to cores")
+    core = {min(os.sched_getaffinity(0))}
+    end = perf_counter() + 0.2
+
+    def work() -> None:
+        os.sched_setaffinity(0, core)
+        while perf_counter() < end:
+            sum(range(1000))
+
+    threads = [Thread(target=work) for _ in range(2)]
+    before_s = stopwatch._waited_s()
+    for thread in threads:
+        thread.start()
+    sleep(0.15)
+    assert stopwatch._waited_s() > before_s
+    for thread in threads:
+        thread.join()

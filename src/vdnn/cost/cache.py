@@ -61,10 +61,12 @@ class CostCache:
             self._here[machine, key] = cost
         return {key: self._here[machine, key] for key in wanted if (machine, key) in self._here}
 
-    def store(self, key: str, cost: OpCost) -> None:
-        """Kept at once, so that an interrupted run has not measured for nothing."""
+    def store(self, key: str, cost: OpCost, *, for_good: bool = True) -> None:
+        """Kept at once, so that an interrupted run has not measured for nothing; in the file only `for_good`."""
         machine = self.machine
         self._here[machine, key] = cost
+        if not for_good:
+            return
         row = (machine, key, cost.seconds, cost.workspace_nbytes, cost.exact)
         self._on_disk(lambda file: file.execute(_INSERT, row))
 

@@ -24,9 +24,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from vdnn.cost.cache import CostCache
-from vdnn.cost.company import SINGLE_RUN_S, laps_of, naming, timed
+from vdnn.cost.company import DISTURBED, MEASURED, SINGLE_RUN_S, laps_of, naming, timed
 from vdnn.cost.op_memory import workspace_nbytes
-from vdnn.cost.stopwatch import Run, typical_s
+from vdnn.cost.stopwatch import Run, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def _known_or_measured(
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for done, (key, cost) in enumerate(measured(unknown), start=1):
             costs[key] = cost
-            cache.store(key, cost)
+            cache.store(key, cost, for_good=cost.source != DISTURBED)
             if progress is not None:
                 progress(done, len(unknown))
     log.info("measured %d distinct ops in %.1f s", len(unknown), perf_counter() - begin)
@@ -161,8 +161,9 @@ def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
         first_s = perf_counter() - begin
         is_worse = workspace >= given.workspace_nbytes and first_s > given.seconds
         is_enough = is_worse or first_s >= SINGLE_RUN_S
-        seconds = first_s if is_enough else typical_s(laps_of(run, REPEATS_OF_VARIANTS))
-        return OpCost(seconds, workspace, "measured", exact=exact)
+        laps = [] if is_enough else laps_of(run, REPEATS_OF_VARIANTS)
+        source = MEASURED if is_enough or num_quiet(laps) else DISTURBED
+        return OpCost(typical_s(laps) if laps else first_s, workspace, source, exact=exact)
 
 
 def same_bits(one: object, other: object) -> bool:

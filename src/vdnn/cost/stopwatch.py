@@ -1,22 +1,22 @@
-"""Seconds of a run, and whether another process took a core away meanwhile.
+"""Seconds of a run, and whether other processes kept it from its cores meanwhile.
 
 Enters: a function. Leaves: how long it took, as the middle of several runs that nobody disturbed. The one idea: a
-measured cost is remembered for good, so it must not be that of a busy moment. When the kernel takes a core from one of
-our threads to give it to somebody else it counts that (`ru_nivcsw`), and on two cores such a run may take tens of
-milliseconds where the op takes one tenth, because the other threads of the op wait for the one that stands still.
+measured cost is remembered for good, so it must not be that of a busy moment. The kernel counts how long each of our
+threads was ready and had no core (proc(5), schedstat); on two cores such a run may take tens of milliseconds where the
+op takes one tenth, because the other threads of the op wait for the one that stands still.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-try:
-    import resource
-except ImportError:  # not a Unix: every run counts as undisturbed
-    resource = None  # type: ignore[assignment]
+_TASKS = Path("/proc/self/task")
+HARMLESS_SHARE = 0.02  # of a run: what its threads may have waited for a core
 
 Run = Callable[[], object]
 
@@ -28,18 +28,33 @@ class Lap(NamedTuple):
 
 def lap(run: Run) -> Lap:
     """One run. What it returns is freed inside the measured time, as every op's outputs are freed some time."""
-    before = _interruptions()
+    before_s = _waited_s()
     begin = perf_counter()
     run()
     seconds = perf_counter() - begin
-    return Lap(seconds, _interruptions() > before)
+    return Lap(seconds, _waited_s() - before_s > HARMLESS_SHARE * seconds)
 
 
-def typical_s(laps: list[Lap]) -> float:
+def num_quiet(laps: Sequence[Lap]) -> int:
+    return sum(not one.is_disturbed for one in laps)
+
+
+def typical_s(laps: Sequence[Lap]) -> float:
     """The middle of the undisturbed runs; where there are none, the shortest: disturbance only ever lengthens a run."""
     quiet = [one.seconds for one in laps if not one.is_disturbed]
     return median(quiet) if quiet else min(one.seconds for one in laps)
 
 
-def _interruptions() -> int:
-    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+def _waited_s() -> float:
+    """How long the threads of this process have been ready without a core, all together. 0 where nobody counts."""
+    if not _TASKS.is_dir():
+        return 0.0
+    return sum(_waited_ns(task) for task in os.listdir(_TASKS)) / 1e9
+
+
+def _waited_ns(task: str) -> int:
+    try:
+        with open(f"{_TASKS}/{task}/schedstat") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):  # a thread that has just ended, or a kernel that does not count
+        return 0
