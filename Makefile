@@ -42,7 +42,7 @@ format: setup ## Rewrite files the way `make check` wants them
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Measure vdnn against plain PyTorch, interleaved in one run, and print the ratios
-	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/pareto.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/pareto.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## Remove what `make` made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/vdnn/codecs/kernels/_native*.so
