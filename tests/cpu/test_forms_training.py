@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import Outcome, assert_measured_as_simulated, executors, gradients, train, virtualize
-from formed import forming, graphs_of_forms, in_form, least_nbytes
+from formed import forming, graphs_of_forms, in_form, least_nbytes, offered_names
 from nets import ConvNet, images, rows
 from torch import Tensor, nn
 
@@ -219,3 +219,36 @@ def test_some_form_needs_at_most_half_of_what_the_traced_one_needs(name: str, im
     least: dict[str, Any] = sizes_of(name, image_size, batch)
     assert 2 * min(least.values()) <= least["traced"], least
     assert least["convolution backwards split"] < least["traced"]
+
+
+class Clipped(torch.autograd.Function):
+    """A backward that is not linear in what arrives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 1.0
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad.clamp(-1e-4, 1e-4)
+
+
+def test_a_backward_that_clips_is_not_accumulated_before_its_gradient_is_known() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
+    x, y = torch.randn(64, 32), torch.randint(32, (64,))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(Clipped.apply(model(x)), y)
+
+    offered = offered_names(step, (x, y))
+    assert not [name for name in offered if name.startswith("batch")]
+
+
+def test_a_step_in_half_precision_is_not_cut_into_chunks() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32)).half()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    assert offered_names(step, (torch.randn(64, 32).half(),)) == []

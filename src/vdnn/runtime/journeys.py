@@ -17,6 +17,7 @@ from vdnn.plan.actions import EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.runtime.codes import all_bytes
 from vdnn.runtime.pool.entry import Entry
+from vdnn.runtime.pool.states import State
 from vdnn.runtime.transfers.base import Transfers
 
 
@@ -57,8 +58,10 @@ class Journeys:
         entry.send([self._trips[decision].tier])
 
     def leave(self, decision: int) -> None:
-        if decision in self._entries:
-            self._entries[decision].leave()
+        """What lingers into backward leaves there; a backward that runs a second time finds it away already."""
+        entry = self._entries.get(decision)
+        if entry is not None and entry.state is not State.AWAY:
+            entry.leave()
 
     def fetch(self, decision: int) -> torch.Tensor:
         return self._entries[decision].fetch()

@@ -6,8 +6,9 @@ multiplies them by the gradient of the loss that arrives. This is `for part in b
 found by itself.
 
 The one idea: the gradient of a scalar is linear in the gradient that arrives, so it can be computed for 1 before that
-is known. Feature maps then live for one chunk's time. Sums of gradients have other last bits than in one piece; the
-product is exact for 1 and every power of two. What forward saved is never written to: backward may run twice.
+is known (`linear.py` looks whether that is so: a backward that clips is not). Feature maps then live for one chunk's
+time. Sums of gradients have other last bits than in one piece; the product is exact for 1 and every power of two. What
+forward saved is never written to: backward may run twice.
 
 Not for networks that mix samples, such as those with BatchNorm in training: there is no such program for them.
 """
@@ -23,6 +24,7 @@ from torch import fx
 from vdnn.capture.forms.analysis import Analysis
 from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.chunked import Network, sample_nbytes, splittable
+from vdnn.capture.forms.linear import is_linear_in_tangent
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, schedule, writes_input
 from vdnn.capture.information import op_name
 from vdnn.capture.nodes import is_tangent, set_phase, tensor_of
@@ -38,12 +40,13 @@ _CROSS_ENTROPIES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 
 def can_accumulate(network: Network) -> bool:
-    """One scalar loss, and nothing between its first op and its last gradient that needs all samples at once."""
+    """One scalar loss, nothing between its first op and its last gradient that needs all samples at once, and gradients
+    that are linear in the one that arrives."""
     tangents = [node for node in network.joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
     if len(tangents) != 1 or tensor_of(tangents[0]).shape != ():  # type: ignore[union-attr]
         return False
     _, program = _program(network.analysis)
-    return sum(isinstance(item, Stretch) for item in program) == 1
+    return sum(isinstance(item, Stretch) for item in program) == 1 and is_linear_in_tangent(network.joint.graph)
 
 
 def accumulate(network: Network, parts: int, num_forward_outputs: int) -> fx.GraphModule:

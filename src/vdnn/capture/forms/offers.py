@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
+import torch
 from torch import fx
 
 from vdnn.capture.forms.accumulated import accumulate, can_accumulate
@@ -20,6 +21,7 @@ from vdnn.capture.forms.chunked import Network, large_steps, splittable
 from vdnn.capture.forms.prepare import prepare
 from vdnn.capture.forms.split_backward import split_convolution_backwards, splits_any
 from vdnn.capture.lower import InputInfo
+from vdnn.capture.nodes import tensors_of
 
 PARTS = (2, 4, 8)
 """Into how many chunks a batch is cut, at most one per sample."""
@@ -56,7 +58,7 @@ def _forms(traced: fx.GraphModule, num_forward_outputs: int, exact: bool, plain:
     if splits_any(traced.graph):
         yield Form("convolution backwards split", True, partial(split_convolution_backwards, traced))
     batch = batch_of(traced.graph, plain)
-    if exact or batch < 2:
+    if exact or batch < 2 or _computes_in_short_floats(traced.graph):
         return
 
     @cache
@@ -72,6 +74,12 @@ def _forms(traced: fx.GraphModule, num_forward_outputs: int, exact: bool, plain:
         yield Form(f"large steps in {parts} chunks", False, partial(_large_steps, network, parts))
     for parts in (parts for parts in PARTS if parts <= batch):
         yield Form(f"all steps in {parts} chunks", False, partial(_all_steps, network, parts))
+
+
+def _computes_in_short_floats(graph: fx.Graph) -> bool:
+    """Sums over chunks would be sums of rounded sums there, and a mean written as a sum may overflow."""
+    tensors = (tensor for node in graph.nodes for tensor in tensors_of(node))
+    return any(tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
 
 
 def _large_steps(network: Callable[[], Network], parts: int) -> fx.GraphModule:

@@ -288,8 +288,7 @@ class Search:
 
     def _refusal(self, budget_nbytes: int) -> Infeasible:
         asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes)
-        smaller = "" if self.problem.form else ", or allow exact=False, which may split the batch"
-        way_out = f"shrink the batch{smaller}: everything that can be away already is"
+        way_out = "shrink the batch: everything that can be away already is"
         return infeasible(replace(self.lowest, problem=asked), way_out)
 
     def _bound_s(self, budget_nbytes: int) -> float:
