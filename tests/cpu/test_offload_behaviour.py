@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import errno
 import os
 from typing import Any
@@ -11,7 +12,9 @@ import torch
 from equivalence import assert_same_state, both, check, executors, pair
 from nets import ConvNet, backward, images
 from tiers import DISK, used_nbytes
+from torch import nn
 
+import vdnn
 from vdnn.errors import LostHandle, TierFailed, TierFull
 from vdnn.hardware.emulated import emulated
 
@@ -106,3 +109,40 @@ def test_a_second_graph_that_overfills_a_tier_says_so_and_the_next_step_works() 
         hold_graphs(virtual, 50)
     backward(virtual, images())
     assert used_nbytes(virtual) == 0
+
+
+def test_backward_runs_twice_where_maps_linger_into_backward() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))
+    x, y = torch.randn(512, 64), torch.randint(10, (512,))
+    for options in ({"strategy": "offload"}, {"strategy": "superneurons"}, {}):
+        plain = copy.deepcopy(model)
+        virtual = vdnn.virtualize(copy.deepcopy(model), budget="70%", device=DISK, costs="roofline", **options)
+        for net in (plain, virtual):
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward(retain_graph=True)
+            loss.backward()
+        pairs = zip(plain.parameters(), virtual.parameters(), strict=True)
+        assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in pairs)
+
+
+class Decides(nn.Module):
+    """Branches on data inside a loop: Dynamo gives up on the whole frame."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if number == 2 and x.mean().item() > 0:
+                x = x * 2
+        return x
+
+
+def test_a_budget_that_nothing_keeps_warns_once() -> None:
+    virtual = vdnn.virtualize(Decides(), budget=1000, device=DISK, costs="roofline")
+    with pytest.warns(UserWarning, match="could not be captured, not even in pieces"):
+        virtual(torch.randn(8, 16)).sum().backward()
+    virtual(torch.randn(8, 16)).sum().backward()
