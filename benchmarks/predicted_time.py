@@ -43,13 +43,13 @@ def images(name: str, batch: int, size: int) -> Workload:
     return models.load(name, batch, image_size=size, channels_last=True)
 
 
-NETWORKS: dict[str, Callable[[], Workload]] = {  # sizes at which a step takes between 0.2 and 2 s on two cores
-    "vgg16": partial(images, "vgg16", 8, 112),
-    "resnet50": partial(images, "resnet50", 8, 112),
-    "googlenet": partial(images, "googlenet", 16, 112),
-    "densenet121": partial(images, "densenet121", 8, 112),
-    "unet": partial(images, "unet", 1, 252),
-    "vit": partial(models.load, "vit", 2),
+NETWORKS: dict[str, Callable[[], Workload]] = {  # sizes at which a step takes 0.3 to 2 s on two cores
+    "vgg16": partial(images, "vgg16", 8, 192),
+    "resnet50": partial(images, "resnet50", 16, 112),
+    "googlenet": partial(images, "googlenet", 32, 112),
+    "densenet121": partial(images, "densenet121", 16, 112),
+    "unet": partial(images, "unet", 2, 252),
+    "vit": partial(models.load, "vit", 4),
     "gpt2-256x6-256": partial(gpt2(width=256, depth=6, length=256, vocabulary=8192).workload, 4),
 }
 

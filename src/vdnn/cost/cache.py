@@ -22,7 +22,7 @@ from vdnn.hardware.machine import fingerprint
 
 log = logging.getLogger(__name__)
 
-_FILE = "costs-v3.sqlite3"  # a change in what is measured, or how, takes the next number
+_FILE = "costs-v4.sqlite3"  # a change in what is measured, or how, takes the next number
 _LOCK_WAIT_S = 10.0  # a writer holds the file for milliseconds; more than this is a file system without locks
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS cost (
@@ -30,12 +30,13 @@ CREATE TABLE IF NOT EXISTS cost (
     key TEXT NOT NULL,
     seconds REAL NOT NULL CHECK (seconds >= 0),
     workspace_nbytes INTEGER NOT NULL CHECK (workspace_nbytes >= 0),
+    source TEXT NOT NULL,
     exact INTEGER NOT NULL,
     PRIMARY KEY (machine, key)
 ) WITHOUT ROWID
 """
-_SELECT = "SELECT seconds, workspace_nbytes, exact FROM cost WHERE machine = ? AND key = ?"
-_INSERT = "INSERT OR REPLACE INTO cost VALUES (?, ?, ?, ?, ?)"
+_SELECT = "SELECT seconds, workspace_nbytes, source, exact FROM cost WHERE machine = ? AND key = ?"
+_INSERT = "INSERT OR REPLACE INTO cost VALUES (?, ?, ?, ?, ?, ?)"
 
 T = TypeVar("T")
 
@@ -61,13 +62,11 @@ class CostCache:
             self._here[machine, key] = cost
         return {key: self._here[machine, key] for key in wanted if (machine, key) in self._here}
 
-    def store(self, key: str, cost: OpCost, *, for_good: bool = True) -> None:
-        """Kept at once, so that an interrupted run has not measured for nothing; in the file only `for_good`."""
+    def store(self, key: str, cost: OpCost) -> None:
+        """Kept at once, so that an interrupted run has not measured for nothing."""
         machine = self.machine
         self._here[machine, key] = cost
-        if not for_good:
-            return
-        row = (machine, key, cost.seconds, cost.workspace_nbytes, cost.exact)
+        row = (machine, key, cost.seconds, cost.workspace_nbytes, cost.source, cost.exact)
         self._on_disk(lambda file: file.execute(_INSERT, row))
 
     def _on_disk(self, action: Callable[[sqlite3.Connection], T]) -> T | None:
@@ -97,7 +96,7 @@ class CostCache:
 
 def _select(file: sqlite3.Connection, machine: str, keys: Iterable[str]) -> dict[str, OpCost]:
     rows = ((key, file.execute(_SELECT, (machine, key)).fetchone()) for key in keys)
-    return {key: OpCost(row[0], row[1], "measured", exact=bool(row[2])) for key, row in rows if row is not None}
+    return {key: OpCost(row[0], row[1], row[2], exact=bool(row[3])) for key, row in rows if row is not None}
 
 
 def _remove(path: Path) -> None:

@@ -11,7 +11,7 @@ and 0.96, in groups of 16 between 0.97 and 1.05 and 1.07. Driving out the caches
 out the code as well.
 
 Where other processes take the cores, rounds go on until every op had some undisturbed runs; an op that had none
-all the same is "measured beside others", which is good for now and not remembered.
+all the same is "measured beside others".
 
 An op of `LONG_OP_S` and more is timed alone: caches do not show in it, and its inputs are large.
 """

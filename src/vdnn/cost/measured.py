@@ -3,7 +3,8 @@
 Enters: one `OpCall` per step, or None for a view. Leaves: a `CostTable`. The one idea: networks repeat themselves, so
 equal calls (same op, shapes, strides, dtypes, scalars) share a key, each key is measured once and then remembered by
 the `CostCache`. Time and memory are measured in separate runs: the recording would count as time for small ops. Ops are
-timed in company (`company.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`).
+timed in company (`company.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`). What was
+measured in a busy moment is good for now, and measured again in a quiet one.
 
 An op may have variants (`OpVariant`), other ways of computing it. They are measured as ops are, and held to the op's
 own bits on the inputs they are measured with.
@@ -28,11 +29,13 @@ from vdnn.cost.company import DISTURBED, MEASURED, SINGLE_RUN_S, laps_of, naming
 from vdnn.cost.op_memory import workspace_nbytes
 from vdnn.cost.stopwatch import Run, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
+from vdnn.hardware.neighbours import QUIET_SHARE, others_share, share_now
 
 log = logging.getLogger(__name__)
 
 REPEATS = 9  # an odd number has a middle; more did not steady the medians on a shared 2-core machine
 REPEATS_OF_VARIANTS = 3  # there are several of each op: a third of the repeats keeps measuring as long as it was
+STRETCH_S = 1.0  # over so long it is asked what other processes took
 WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -139,16 +142,38 @@ def _known_or_measured(
     progress: Progress | None,
 ) -> dict[str, OpCost]:
     costs = cache.lookup(keys)
-    unknown = [key for key in keys if key not in costs]
+    unsure = {key for key, cost in costs.items() if cost.source == DISTURBED}
+    unsure = unsure if unsure and share_now() <= QUIET_SHARE else set()
+    unknown = [key for key in keys if key not in costs or key in unsure]
     begin = perf_counter()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for done, (key, cost) in enumerate(measured(unknown), start=1):
+        for done, (key, cost) in enumerate(_in_stretches(measured(unknown)), start=1):
             costs[key] = cost
-            cache.store(key, cost, for_good=cost.source != DISTURBED)
+            cache.store(key, cost)
             if progress is not None:
                 progress(done, len(unknown))
     log.info("measured %d distinct ops in %.1f s", len(unknown), perf_counter() - begin)
     return costs
+
+
+def _in_stretches(measured: Iterator[tuple[str, OpCost]]) -> Iterator[tuple[str, OpCost]]:
+    """The same costs, held back for a second or so: what was measured while others took much of the cores says so.
+
+    A neighbour slows ops even where it takes no core from them: it shares memory and caches.
+    """
+    held: list[tuple[str, OpCost]] = []
+    share, begin = others_share(), perf_counter()
+    for found in measured:
+        held.append(found)
+        if perf_counter() - begin >= STRETCH_S:
+            yield from _marked(held, share())
+            held, share, begin = [], others_share(), perf_counter()
+    yield from _marked(held, share())
+
+
+def _marked(found: Iterable[tuple[str, OpCost]], share: float) -> Iterator[tuple[str, OpCost]]:
+    for key, cost in found:
+        yield key, replace(cost, source=DISTURBED) if share > QUIET_SHARE else cost
 
 
 def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class OpCost:
-    """`source` says how we know: "roofline", "measured", or what a test wrote.
+    """`source` says how we know: "roofline", "measured", "measured beside others", or what a test wrote.
 
     `variant` names the way of computing that costs this, empty for the op as it was traced. `exact` is whether its
     result has the bits of the op's own.

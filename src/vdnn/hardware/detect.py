@@ -20,14 +20,11 @@ from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.machine import cpu_model, num_cores
 from vdnn.hardware.measure import QUICK, Instruments, Measurements, hardware_from, measure_machine
-from vdnn.hardware.neighbours import share_now
+from vdnn.hardware.neighbours import QUIET_SHARE, share_now
 
 log = logging.getLogger(__name__)
 
 _FILE = "machine-v2.json"  # a change in what is measured, or how, takes the next number
-
-QUIET_SHARE = 0.1
-"""Of the cores: what others may take before a measurement is one of a busy moment."""
 
 Remembered = dict[str, Any]
 """From a machine to its measurements, both as JSON."""

@@ -13,19 +13,21 @@ from pathlib import Path
 
 _STAT = Path("/proc/stat")
 _IDLE_FIELDS = (3, 4)  # proc(5): user nice system idle iowait irq softirq steal
-GLANCE_S = 0.1  # ten ticks of the kernel's clock
+GLANCE_S = 0.1  # ten ticks of the kernel's clock: in less nobody can tell
+QUIET_SHARE = 0.05
+"""What others may take before a measurement is one of a busy moment. An idle system takes 0.01 itself."""
 
 Share = Callable[[], float]
 
 
 def others_share() -> Share:
-    """From now on: a function that says which share of the cores others have taken since."""
+    """From now on: a function that says which share of the cores others have taken since. 0 within `GLANCE_S`."""
     busy, ours, begin = _busy_s(), time.process_time(), time.perf_counter()
 
     def share() -> float:
+        elapsed_s = time.perf_counter() - begin
         others_s = (_busy_s() - busy) - (time.process_time() - ours)
-        cores_s = (time.perf_counter() - begin) * (os.cpu_count() or 1)
-        return min(1.0, max(0.0, others_s / max(cores_s, 1e-9)))
+        return 0.0 if elapsed_s < GLANCE_S else min(1.0, max(0.0, others_s / (elapsed_s * (os.cpu_count() or 1))))
 
     return share
 
