@@ -23,8 +23,8 @@ from vdnn.models.gpt2 import gpt2
 from vdnn.models.spec import Workload
 
 FACTOR = 2.5
-"""Processor time too grows by half and more when neighbours take the caches and the memory's bandwidth; a plan whose time
-is wrong by its unit, by a phase or by an op that is forgotten is further off than this."""
+"""Processor time too grows by half and more when neighbours take the caches and the memory's bandwidth; a plan whose
+time is wrong by its unit, by a phase or by an op that is forgotten is further off than this."""
 
 NUM_STEPS = 5
 
