@@ -6,7 +6,7 @@ within the budget and the step is as fast as it can be: an integer program over 
 (Checkmate: recomputation; POET and POFO: recomputation and paging).
 
 It meets every budget that `offload` meets. Weakness: order and windows of copies are made after the choice, by rule,
-and the program sees queues on links only as total time per window.
+and the program sees a copy under way as bytes that trickle, where a real one holds all its memory until it is done.
 """
 
 from __future__ import annotations
