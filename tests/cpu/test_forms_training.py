@@ -15,11 +15,14 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import Outcome, assert_measured_as_simulated, executors, gradients, train, virtualize
-from formed import forming, graphs_of_forms, in_form, least_nbytes, offered_names
+from formed import forming, graphs_of_forms, in_form, joint_of, least_nbytes, offered_names
 from nets import ConvNet, images, rows
 from torch import Tensor, nn
 
+from vdnn.capture.forms import forms
+from vdnn.capture.nodes import count_forward_outputs
 from vdnn.models import MODELS, ModelSpec
+from vdnn.plan.problem import EXACT_FORMS
 
 TOLERANCE = 1e-9
 BATCH = 5
@@ -252,3 +255,11 @@ def test_a_step_in_half_precision_is_not_cut_into_chunks() -> None:
         return model(x).square().mean()
 
     assert offered_names(step, (torch.randn(64, 32).half(),)) == []
+
+
+def test_a_form_says_the_same_of_its_bits_as_a_plan_for_it() -> None:
+    spec = MODELS["vgg16"].small()
+    with joint_of(spec.step(spec.build()), spec.sample(BATCH)) as joint:
+        offered = list(forms(joint, count_forward_outputs(joint.graph), exact=False))
+    assert {form.exact for form in offered} == {True, False}
+    assert [form.exact for form in offered] == [form.name in EXACT_FORMS for form in offered]
