@@ -5,9 +5,12 @@ allocation and release, made by an op, by a library inside it, or by generated c
 highest running sum over one step, on top of what is there when it begins, is the step's peak, workspaces included.
 
 What is there when a step begins: parameters, buffers and the sample; and what a contender keeps from step to step,
-found as the growth of all live tensors since before it was built. Two kinds of vdnn's memory do not come from that
-allocator, and `uncounted_mappings` finds them: blocks for codes, which then count like tensors, and the staging
-buffers of the disk tier. All models share those, so they are a figure of their own: the pages with memory behind them.
+found as the growth of all live tensors since before it was built, as far as there is memory behind them: vdnn's
+stand-ins for dropped maps have an address and no page (`vdnn/runtime/phantom.py`).
+
+Two kinds of vdnn's memory do not come from that allocator, and `uncounted_mappings` finds them: blocks for codes, which
+then count like tensors, and the staging buffers of the disk tier. All models share those, so they are a figure of their
+own: the pages with memory behind them.
 
 Not in the figure, for anybody: what libraries keep for the life of the process, compiled code, Python's own objects.
 """
@@ -69,8 +72,15 @@ def live_nbytes() -> int:
 
 
 def storage_nbytes(tensors: Iterator[torch.Tensor] | tuple[torch.Tensor, ...]) -> int:
-    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
-    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == "cpu"}
+    return sum(storage.nbytes() for storage in storages.values() if has_memory(storage))
+
+
+def has_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether any page of it is there. What is smaller than a page shares one with others."""
+    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    whole_nbytes = (storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
+    return whole_nbytes <= 0 or resident_nbytes(begin, whole_nbytes) > 0
 
 
 class Mappings:
@@ -80,7 +90,7 @@ class Mappings:
         self.staging: list[mmap.mmap] = []
 
     def resident_staging_nbytes(self) -> int:
-        return sum(map(resident_nbytes, self.staging))
+        return sum(resident_nbytes(address_of(buffer), len(buffer)) for buffer in self.staging)
 
 
 @contextmanager
@@ -104,11 +114,14 @@ def uncounted_mappings() -> Iterator[Mappings]:
         yield mappings
 
 
-def resident_nbytes(mapped: mmap.mmap) -> int:
-    """The pages of a mapping that have memory behind them (mincore(2))."""
-    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-    pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+def address_of(mapped: mmap.mmap) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+
+
+def resident_nbytes(address: int, nbytes: int) -> int:
+    """The pages from `address` on that have memory behind them (mincore(2))."""
+    pages = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), pages) != 0:
-        raise OSError(ctypes.get_errno(), "mincore failed on a staging buffer")
+    if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages) != 0:
+        raise OSError(ctypes.get_errno(), f"mincore failed on {nbytes} bytes")
     return mmap.PAGESIZE * sum(page & 1 for page in pages)

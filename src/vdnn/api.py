@@ -68,6 +68,10 @@ def virtualize(
     original stays plain. A function comes back as a function. Without gradients (`torch.no_grad()`) nothing is stashed
     and the plain model runs.
 
+    `budget` is a number of bytes or text such as "12GiB", or "80%" of what keeping everything takes. It bounds the peak
+    of a step on the device, parameters and gradients included. `strategy` chooses how it is kept: "auto" weighs all
+    mechanisms; see `vdnn.plan.strategies` for the others.
+
     `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is
     captured when it is called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names
     the line.
@@ -76,8 +80,9 @@ def virtualize(
     says how far the first step's gradients are from the exact ones. `density` is the share of non-zero elements for
     which sparse codes get room.
 
-    `exact=False` lets convolutions sum in another order where that is faster or needs less workspace than the budget
-    has room for; gradients then differ in the last bits, and the report names the ops.
+    `exact=False` lets sums be added up in another order where that is faster or needs less: convolutions, the largest
+    ops in chunks of the batch, or the whole step. Gradients then differ in the last bits, and the report says where and
+    by how much.
 
     `plan`, one that `vdnn.plan` made or the file it was saved in, is followed instead of making a new one; of another
     model, of other shapes or of another torch it is refused with what differs.

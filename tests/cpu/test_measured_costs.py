@@ -89,6 +89,23 @@ def test_progress_counts_what_had_to_be_measured(cache: CostCache):
     assert seen == [(1, 2), (2, 2)]
 
 
+def test_what_takes_long_says_so_once(
+    cache: CostCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(measured, "PATIENCE_S", 0.0)
+    measure([matmul(8), matmul(16)], cache)
+    (told,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.startswith("vdnn measures what 2 ops take")
+
+
+def test_where_progress_is_shown_nothing_is_said(
+    cache: CostCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(measured, "PATIENCE_S", 0.0)
+    measure([matmul(8)], cache, progress=lambda done, total: None)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
 def noted(key: str, runs: list[str], seconds: float = 0.0) -> OpCall:
     """An op that writes down each time it runs, and takes its time."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -113,9 +114,21 @@ def test_of_a_mapping_the_pages_that_were_touched_are_resident(step_memory: Modu
     import mmap
 
     block = mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    before = step_memory.resident_nbytes(block)
+    resident = partial(step_memory.resident_nbytes, step_memory.address_of(block), len(block))
+    before = resident()
     block[10 * mmap.PAGESIZE] = 1
-    assert (before, step_memory.resident_nbytes(block)) == (0, mmap.PAGESIZE)
+    assert (before, resident()) == (0, mmap.PAGESIZE)
+
+
+def test_a_stand_in_without_memory_counts_nothing_and_a_tensor_its_bytes(step_memory: ModuleType) -> None:
+    from vdnn.runtime.phantom import phantom
+
+    shape = (1024, 1024)
+    before = step_memory.live_nbytes()
+    stand_in = phantom(shape, (1024, 1), 0, torch.float32)
+    assert step_memory.live_nbytes() == before
+    held = torch.ones(shape)
+    assert step_memory.live_nbytes() - before == held.nbytes == stand_in.nbytes
 
 
 def test_a_contender_that_fails_is_a_row_with_its_error(

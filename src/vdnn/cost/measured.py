@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 REPEATS = 9  # an odd number has a middle; more did not steady the medians on a shared 2-core machine
 REPEATS_OF_VARIANTS = 3  # there are several of each op: a third of the repeats keeps measuring as long as it was
 STRETCH_S = 1.0  # over so long it is asked what other processes took
+PATIENCE_S = 5.0  # who measures for longer says so, unless somebody shows the progress
 WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -145,15 +146,30 @@ def _known_or_measured(
     unsure = {key for key, cost in costs.items() if cost.source == DISTURBED}
     unsure = unsure if unsure and share_now() <= QUIET_SHARE else set()
     unknown = [key for key in keys if key not in costs or key in unsure]
-    begin = perf_counter()
+    begin, report = perf_counter(), progress or _announcement()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         for done, (key, cost) in enumerate(_in_stretches(measured(unknown)), start=1):
             costs[key] = cost
             cache.store(key, cost)
-            if progress is not None:
-                progress(done, len(unknown))
+            report(done, len(unknown))
     log.info("measured %d distinct ops in %.1f s", len(unknown), perf_counter() - begin)
     return costs
+
+
+def _announcement() -> Progress:
+    """Tells once, of what takes long, how long it will take."""
+    begin, is_told = perf_counter(), False
+
+    def announce(done: int, total: int) -> None:
+        nonlocal is_told
+        elapsed_s = perf_counter() - begin
+        if not is_told and elapsed_s > PATIENCE_S:
+            is_told = True
+            left_s = elapsed_s / done * (total - done)
+            words = "vdnn measures what %d ops take, to plan with: about %.0f s more. They are remembered."
+            log.warning(words, total, left_s)
+
+    return announce
 
 
 def _in_stretches(measured: Iterator[tuple[str, OpCost]]) -> Iterator[tuple[str, OpCost]]:
