@@ -1,8 +1,9 @@
 """Does a step take as long as its plan says? Predicted and measured step times, network by budget by strategy.
 
-For every network: keep-all, and each strategy at shares of keep-all's peak, all with measured costs. Steps of all plans
-of a network alternate in one process; the measured figure is the median of steps during which no other process took
-the cores (`quiet.py`). The predicted figure is `plan.step_time_s`, made before the first step ran.
+For every network: keep-all, and each strategy at shares of keep-all's peak down to the least that it can do with, all
+with measured costs. Steps of all plans of a network alternate in one process; the measured figure is the median of
+steps during which no other process took the cores (`quiet.py`). The predicted figure is `plan.step_time_s`, made before
+the first step ran.
 
     python benchmarks/predicted_time.py                                # all networks
     python benchmarks/predicted_time.py resnet50 vit --shares 50       # some
@@ -33,7 +34,7 @@ from vdnn.models.spec import Workload
 from vdnn.plan.strategies import STRATEGIES
 from vdnn.units import format_nbytes, format_seconds
 
-SHARES = (75, 50, 35, 25)
+SHARES = (100, 75, 50, 35, 25)
 COMPARED = [name for name in ("offload", "gist", "superneurons", "recompute-cost", "auto") if name in STRATEGIES]
 GOAL = 0.15  # of the measured step time
 PATIENCE_S = 60.0  # how long measuring waits for other processes to be done
@@ -59,7 +60,7 @@ class Contender:
     """One plan at run time."""
 
     strategy: str
-    share: int | None
+    asked: str
     step: Callable[..., Any]
     runs: list[QuietRun] = field(default_factory=list)
 
@@ -82,7 +83,7 @@ class Contender:
         budget = executor.plan.problem.budget_nbytes
         return [
             self.strategy,
-            "-" if self.share is None else f"{self.share} %",
+            self.asked,
             format_nbytes(budget) if budget else "-",
             format_seconds(self.predicted_s),
             format_seconds(self.measured_s),
@@ -92,18 +93,23 @@ class Contender:
 
 
 def contenders(load: Workload, shares: list[int], strategies: list[str]) -> Iterator[Contender]:
-    """Those whose budget can be met, each after a first step that captures it."""
-    wanted: list[tuple[str, int | None]] = [("keep-all", None)]
-    wanted += [(strategy, share) for strategy in strategies for share in shares]
-    for strategy, share in wanted:
-        budget = None if share is None else f"{share}%"
-        wait_until_quiet(PATIENCE_S)  # ops are measured now
-        step = vdnn.virtualize(load.step, strategy=strategy, budget=budget, costs="measured", fullgraph=True)
-        try:
-            train(load, step)
-        except Infeasible:
-            continue
-        yield Contender(strategy, share, step)
+    """Those whose budget can be met, each after a first step that captures it; and, in place of those that cannot, one
+    with the least that can."""
+    yield virtualized(load, "keep-all", "-", None)
+    for strategy in strategies:
+        for share in sorted(shares, reverse=True):
+            try:
+                yield virtualized(load, strategy, f"{share} %", f"{share}%")
+            except Infeasible as reason:
+                yield virtualized(load, strategy, "minimum", reason.minimum_nbytes)
+                break
+
+
+def virtualized(load: Workload, strategy: str, asked: str, budget: int | str | None) -> Contender:
+    wait_until_quiet(PATIENCE_S)  # ops are measured now
+    step = vdnn.virtualize(load.step, strategy=strategy, budget=budget, costs="measured", fullgraph=True)
+    train(load, step)
+    return Contender(strategy, asked, step)
 
 
 def train(load: Workload, step: Callable[..., Any]) -> None:
