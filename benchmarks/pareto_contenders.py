@@ -10,12 +10,13 @@ Enters: a workload. Leaves: `Contender`s, each a function that trains one step f
 - aot_eager, inductor: `torch.compile` at several `activation_memory_budget`s. Both cut forward from backward with the
   min-cut partitioner, which is what reads the budget; the first then runs PyTorch's own kernels, the second compiles.
 - vdnn: the strategy at shares of keep-all's peak, and at each eager contender's own measured peak; once in the same
-  bits as eager (exact), once with other orders of summation allowed (inexact).
+  bits as eager (exact), and once with other orders of summation allowed (inexact) where that makes a difference: with
+  batch normalization the batch cannot be taken in chunks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -99,12 +100,16 @@ def checkpointed(load: Workload) -> Iterator[Contender]:
 
 
 def accumulated(load: Workload) -> Iterator[Contender]:
-    is_normalized = any(isinstance(module, nn.BatchNorm2d) for module in load.model.modules())
-    note = "normalizes each part of the batch by itself" if is_normalized else ""
+    is_other_step = is_normalized(load)
+    note = "normalizes each part of the batch by itself" if is_other_step else ""
     for num_parts in NUM_PARTS:
         if len(load.args[0]) >= num_parts:
             train = partial(train_in_parts, load, num_parts)
-            yield Contender(f"accumulation in {num_parts}", ACCUMULATION, train, note, not is_normalized)
+            yield Contender(f"accumulation in {num_parts}", ACCUMULATION, train, note, not is_other_step)
+
+
+def is_normalized(load: Workload) -> bool:
+    return any(isinstance(module, nn.BatchNorm2d) for module in load.model.modules())
 
 
 def train_in_parts(load: Workload, num_parts: int) -> Tensor:
@@ -135,18 +140,15 @@ def compiled_step(load: Workload, backend: str, budget: float) -> Callable[..., 
     return step
 
 
-def vdnn_contenders(
-    load: Workload, family: str, shares: Sequence[int], peaks: Mapping[str, int]
-) -> Iterator[Contender]:
-    """At shares of keep-all's peak, and at `peaks`: measured bytes by the name of who had them."""
-    marks = "" if family == EXACT else ", inexact"
-    budgets: dict[str, int | str] = {f"{STRATEGY} {share} %{marks}": f"{share}%" for share in shares}
-    budgets |= {within(peer, family): nbytes for peer, nbytes in peaks.items()}
-    for name, budget in budgets.items():
-        step = vdnn.virtualize(load.step, budget=budget, strategy=STRATEGY, exact=family == EXACT)
-        yield Contender(name, family, partial(train_with, load, step), virtual=step)
+def vdnn_contender(load: Workload, family: str, asked: str, budget: int | str) -> Contender:
+    step = vdnn.virtualize(load.step, budget=budget, strategy=STRATEGY, exact=family == EXACT)
+    return Contender(ours(asked, family), family, partial(train_with, load, step), virtual=step)
 
 
-def within(peer: str, family: str) -> str:
-    """The name of the contender that gets `peer`'s bytes for its budget."""
-    return f"{STRATEGY} within {peer}" + ("" if family == EXACT else ", inexact")
+def ours(asked: str, family: str) -> str:
+    return f"{STRATEGY} {asked}" + ("" if family == EXACT else ", inexact")
+
+
+def within(peer: str) -> str:
+    """What is asked of the contender that gets `peer`'s bytes for its budget."""
+    return f"within {peer}"

@@ -11,25 +11,29 @@ import gc
 import random
 import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from pareto_contenders import (
     COMPILED_FAMILIES,
-    OUR_FAMILIES,
+    EXACT,
+    INEXACT,
     Contender,
     Lineup,
     compiled_contenders,
     eager_contenders,
+    is_normalized,
     train_with,
-    vdnn_contenders,
+    vdnn_contender,
+    within,
 )
 from pareto_verdict import Point
 from step_memory import Mappings, StepMemory, live_nbytes, step_memory, uncounted_mappings
 from torch import Tensor
 
+from vdnn.errors import Infeasible
 from vdnn.models.spec import Workload
 from vdnn.plan.plan import Plan
 
@@ -48,6 +52,7 @@ class Entry:
     difference: Difference | None = None
     ready_s: float = 0.0
     error: str = ""
+    minimum_nbytes: int | None = None  # of who failed because its budget cannot be met
     twin: Entry | None = None
     seconds: list[float] = field(default_factory=list)
 
@@ -142,25 +147,37 @@ def compare(load: Workload, lineup: Lineup, rounds: int) -> list[Entry]:
 def prepare_all(load: Workload, lineup: Lineup, reference: Reference, mappings: Mappings) -> Iterator[Entry]:
     """Eager ones first: their peaks are vdnn's budgets. Of vdnn's equal plans, one is measured."""
     peaks: dict[str, int] = {}
-    known: dict[Hashable, Entry] = {}
+    prepare = partial(prepared, load, reference, mappings, {})
     for contender in eager_contenders(load):
         if contender.family in lineup.families:
-            entry = prepared(load, contender, reference, mappings, known)
+            entry = prepare(contender)
             if entry.memory is not None:
                 peaks[entry.name] = entry.memory.peak_nbytes
             yield entry
     for family in lineup.families:
-        contenders: Iterator[Contender] = iter(())
         if family in COMPILED_FAMILIES:
-            contenders = compiled_contenders(load, family, lineup.activation_budgets)
-        if family in OUR_FAMILIES:
-            contenders = vdnn_contenders(load, family, lineup.shares, peaks)
-        for contender in contenders:
-            yield prepared(load, contender, reference, mappings, known)
+            yield from map(prepare, compiled_contenders(load, family, lineup.activation_budgets))
+        if family == EXACT or (family == INEXACT and not is_normalized(load)):
+            yield from prepare_ours(load, family, lineup, peaks, prepare)
+
+
+def prepare_ours(
+    load: Workload, family: str, lineup: Lineup, peaks: Mapping[str, int], prepare: Callable[[Contender], Entry]
+) -> Iterator[Entry]:
+    """At shares of keep-all's peak down to the least that can be met, and at `peaks`: measured bytes by the name of who
+    had them."""
+    for share in sorted(lineup.shares, reverse=True):
+        entry = prepare(vdnn_contender(load, family, f"{share} %", f"{share}%"))
+        yield entry
+        if entry.minimum_nbytes is not None:
+            yield prepare(vdnn_contender(load, family, "minimum", entry.minimum_nbytes))
+            break
+    for peer, nbytes in peaks.items():
+        yield prepare(vdnn_contender(load, family, within(peer), nbytes))
 
 
 def prepared(
-    load: Workload, contender: Contender, reference: Reference, mappings: Mappings, known: dict[Hashable, Entry]
+    load: Workload, reference: Reference, mappings: Mappings, known: dict[Hashable, Entry], contender: Contender
 ) -> Entry:
     """Compiled, warm, its gradients compared and its peak measured; or with the reason why not."""
     entry = Entry(contender)
@@ -175,6 +192,8 @@ def prepared(
             measure(entry, load, reference, mappings, before_nbytes)
         else:
             entry.twin = first
+    except Infeasible as reason:
+        entry.error, entry.minimum_nbytes = str(reason).splitlines()[0], reason.minimum_nbytes
     except Exception as failure:  # whatever stops a contender is a finding about it
         entry.error = f"{type(failure).__name__}: {(str(failure).splitlines() or [''])[0]}"
     said = entry.error or f"ready in {entry.ready_s:.1f} s"

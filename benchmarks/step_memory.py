@@ -5,8 +5,8 @@ allocation and release, made by an op, by a library inside it, or by generated c
 highest running sum over one step, on top of what is there when it begins, is the step's peak, workspaces included.
 
 What is there when a step begins: parameters, buffers and the sample; and what a contender keeps from step to step,
-found as the growth of all live tensors since before it was built, as far as there is memory behind them: vdnn's
-stand-ins for dropped maps have an address and no page (`vdnn/runtime/phantom.py`).
+found as the growth of all live tensors since before it was built. vdnn's stand-ins for dropped maps are not among them:
+they have an address and no memory (`vdnn/runtime/phantom.py`).
 
 Two kinds of vdnn's memory do not come from that allocator, and `uncounted_mappings` finds them: blocks for codes, which
 then count like tensors, and the staging buffers of the disk tier. All models share those, so they are a figure of their
@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.models.spec import Workload
-from vdnn.runtime import buffers
+from vdnn.runtime import buffers, phantom
 from vdnn.runtime.tiers.memory import StagingPool
 
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)  # exactly these: a fake tensor has no memory
@@ -68,19 +68,13 @@ def state_nbytes(load: Workload) -> int:
 def live_nbytes() -> int:
     """All real tensors that Python knows, each storage once."""
     gc.collect()
-    return storage_nbytes(thing for thing in gc.get_objects() if type(thing) in PLAIN_TENSORS)
+    tensors = (thing for thing in gc.get_objects() if type(thing) in PLAIN_TENSORS)
+    return storage_nbytes(tensors) - phantom.mapped_nbytes()
 
 
 def storage_nbytes(tensors: Iterator[torch.Tensor] | tuple[torch.Tensor, ...]) -> int:
-    storages = {t.untyped_storage()._cdata: t.untyped_storage() for t in tensors if t.device.type == "cpu"}
-    return sum(storage.nbytes() for storage in storages.values() if has_memory(storage))
-
-
-def has_memory(storage: torch.UntypedStorage) -> bool:
-    """Whether any page of it is there. What is smaller than a page shares one with others."""
-    begin = -(-storage.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
-    whole_nbytes = (storage.data_ptr() + storage.nbytes() - begin) // mmap.PAGESIZE * mmap.PAGESIZE
-    return whole_nbytes <= 0 or resident_nbytes(begin, whole_nbytes) > 0
+    storages = (tensor.untyped_storage() for tensor in tensors if tensor.device.type == "cpu")
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
 class Mappings:
@@ -90,7 +84,7 @@ class Mappings:
         self.staging: list[mmap.mmap] = []
 
     def resident_staging_nbytes(self) -> int:
-        return sum(resident_nbytes(address_of(buffer), len(buffer)) for buffer in self.staging)
+        return sum(map(resident_nbytes, self.staging))
 
 
 @contextmanager
@@ -114,14 +108,11 @@ def uncounted_mappings() -> Iterator[Mappings]:
         yield mappings
 
 
-def address_of(mapped: mmap.mmap) -> int:
-    return ctypes.addressof(ctypes.c_char.from_buffer(mapped))
-
-
-def resident_nbytes(address: int, nbytes: int) -> int:
-    """The pages from `address` on that have memory behind them (mincore(2))."""
-    pages = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+def resident_nbytes(mapped: mmap.mmap) -> int:
+    """The pages of a mapping that have memory behind them (mincore(2))."""
+    address = ctypes.addressof(ctypes.c_char.from_buffer(mapped))
+    pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), pages) != 0:
-        raise OSError(ctypes.get_errno(), f"mincore failed on {nbytes} bytes")
+    if libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(len(mapped)), pages) != 0:
+        raise OSError(ctypes.get_errno(), "mincore failed on a staging buffer")
     return mmap.PAGESIZE * sum(page & 1 for page in pages)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -114,10 +113,9 @@ def test_of_a_mapping_the_pages_that_were_touched_are_resident(step_memory: Modu
     import mmap
 
     block = mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    resident = partial(step_memory.resident_nbytes, step_memory.address_of(block), len(block))
-    before = resident()
+    before = step_memory.resident_nbytes(block)
     block[10 * mmap.PAGESIZE] = 1
-    assert (before, resident()) == (0, mmap.PAGESIZE)
+    assert (before, step_memory.resident_nbytes(block)) == (0, mmap.PAGESIZE)
 
 
 def test_a_stand_in_without_memory_counts_nothing_and_a_tensor_its_bytes(step_memory: ModuleType) -> None:

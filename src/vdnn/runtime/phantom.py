@@ -26,6 +26,11 @@ def phantom(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype:
         return torch.empty(0, dtype=dtype).set_(untouched.untyped_storage(), offset, shape, stride)
 
 
+def mapped_nbytes() -> int:
+    """The address space behind all of them, for those who add up tensors: there is no memory in it."""
+    return 0 if _mapping is None else _mapping.nbytes
+
+
 def _at_least(nbytes: int) -> torch.Tensor:
     global _mapping
     with _lock:
