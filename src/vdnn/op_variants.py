@@ -23,8 +23,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import fx
 
-from vdnn.capture.nodes import tensor_of
-from vdnn.capture.traits import named_arguments
+from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.rewrite.variants import WITH_VARIANTS
 from vdnn.runtime.variants import CHANNELS_LAST, CHUNKS, SLICES, SUMS
 
@@ -40,7 +39,7 @@ def variants_of(node: fx.Node) -> tuple[str, ...]:
     if node.target not in WITH_VARIANTS or not all(_is_known(source) for source in node.all_input_nodes):
         return ()
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
-    arguments = named_arguments(node.target, node.args, node.kwargs)
+    arguments = arguments_of(node)
     images = tensor_of(arguments["input"])
     assert images is not None, f"{node} convolves a tensor"
     counts = sorted({min(count, images.shape[0]) for count in COUNTS} - {1})

@@ -224,28 +224,116 @@ def test_some_form_needs_at_most_half_of_what_the_traced_one_needs(name: str, im
     assert least["convolution backwards split"] < least["traced"]
 
 
-class Clipped(torch.autograd.Function):
-    """A backward that is not linear in what arrives."""
+class Changed(torch.autograd.Function):
+    """Identity, with a backward of one's own."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, backward: Callable[[Tensor], Tensor]) -> torch.Tensor:
+        ctx.backward_of = backward
         return x * 1.0
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad.clamp(-1e-4, 1e-4)
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return ctx.backward_of(grad), None
 
 
-def test_a_backward_that_clips_is_not_accumulated_before_its_gradient_is_known() -> None:
+LINEAR = {
+    "scaled": lambda g: 2 * g,
+    "halved": lambda g: g / 2,
+    "cut apart and joined": lambda g: torch.cat(g.split(3, dim=-1), -1),
+    "masked": lambda g: torch.where(torch.arange(8) > 3, g, 0.0),
+    "masked the other way": lambda g: g.masked_fill(torch.arange(8) > 3, 0.0),
+    "padded": lambda g: F.pad(g[:, 1:], (1, 0)),
+    "added up": lambda g: g + g.flip(1),
+    "turned": lambda g: g @ torch.eye(8, dtype=g.dtype),
+}
+NOT_LINEAR = {
+    "clipped": lambda g: g.clamp(-1e-4, 1e-4),
+    "rounded": lambda g: torch.div(g, 0.01, rounding_mode="trunc") * 0.01,
+    "squared": lambda g: g * g,
+    "divided by itself": lambda g: g / g,
+    "normed": lambda g: g / g.norm(),
+    "shifted": lambda g: g + 1,
+    "padded with ones": lambda g: F.pad(g[:, 1:], (1, 0), value=1.0),
+    "replaced": torch.ones_like,
+    "joined with ones": lambda g: torch.cat([g[:, :4], torch.ones_like(g[:, 4:])], 1),
+    "multiplied with itself": lambda g: g + torch.addmm(g, g, g.t() @ g),
+    "masked by itself": lambda g: torch.where(g > 0, g, 0.0),
+    "turned into integers": lambda g: g.long().double(),
+    "seen as integers": lambda g: (g.view(torch.int64) & -2).view(torch.float64),
+}
+
+
+def step_with_backward(backward: Callable[[Tensor], Tensor]) -> tuple[nn.Module, Callable[[Tensor], Tensor], Tensor]:
     torch.manual_seed(0)
-    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
-    x, y = torch.randn(64, 32), torch.randint(32, (64,))
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)).double()
 
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return nn.functional.cross_entropy(Clipped.apply(model(x)), y)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: Tensor = Changed.apply(model(x), backward).square().sum()
+        return loss
 
-    offered = offered_names(step, (x, y))
-    assert not [name for name in offered if name.startswith("batch")]
+    return model, step, torch.randn(6, 8).double()
+
+
+@pytest.mark.parametrize("backward", NOT_LINEAR)
+def test_a_backward_that_is_not_linear_is_not_run_before_its_gradient_is_known(backward: str) -> None:
+    _, step, x = step_with_backward(NOT_LINEAR[backward])
+    assert not [name for name in offered_names(step, (x,)) if name.startswith("batch")]
+
+
+@pytest.mark.parametrize("backward", LINEAR)
+def test_a_linear_backward_may_be_run_before_its_gradient_is_known(
+    backward: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, step, x = step_with_backward(LINEAR[backward])
+    virtual = in_form(monkeypatch, "batch in 2 chunks", step, (x,))
+    expected, found = (torch.autograd.grad(1e-3 * run(x), [*model.parameters()]) for run in (step, virtual))
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(other, one, rtol=TOLERANCE, atol=1e-15)
+
+
+def test_a_mean_that_keeps_its_dims_keeps_them_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = nn.Linear(8, 8).double(), torch.randn(6, 8).double()
+
+    def step(x: Tensor) -> Tensor:
+        return model(x).square().mean(dim=None, keepdim=True)
+
+    virtual = in_form(monkeypatch, "all steps in 2 chunks", step, (x,))
+    torch.testing.assert_close(virtual(x), step(x))
+
+
+def test_a_look_through_another_dtype_runs_whole() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def step(x: Tensor) -> Tensor:
+        hidden = model(x)
+        return (hidden * (hidden.detach().view(torch.int32) & 1).float()).square().sum()
+
+    assert "all steps in 2 chunks" in graphs_of_forms(step, (torch.randn(6, 8),))
+
+
+def test_a_form_does_not_depend_on_those_made_before_it() -> None:
+    """With one sample `squeeze` takes away the batch: in 8 chunks it runs whole, in 2 it need not."""
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(model(x).squeeze(), y)
+
+    with joint_of(step, (torch.randn(8, 8), torch.randn(8))) as joint:
+        offers = [
+            {form.name: form for form in forms(joint, count_forward_outputs(joint.graph), exact=False)}
+            for _ in range(2)
+        ]
+        offers[1]["all steps in 8 chunks"].make()
+        alone, later = (offer["all steps in 2 chunks"].make() for offer in offers)
+    assert [node.target for node in alone.graph.nodes] == [node.target for node in later.graph.nodes]
+
+
+def test_noise_of_dropout_has_two_values_in_chunks_too() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.1), nn.Linear(64, 64))
+    found = graphs_of_forms(lambda x: model(x).square().mean(), (torch.randn(8, 64),))
+    alphabets = {form: [s.alphabet for s in graph.storages if len(s.alphabet) == 2] for form, graph in found.items()}
+    assert all(alphabets.values()), alphabets
 
 
 def test_a_step_in_half_precision_is_not_cut_into_chunks() -> None:

@@ -20,8 +20,8 @@ from torch import fx
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import _disable_current_modes
 
-from vdnn.capture.nodes import tensor_of
-from vdnn.capture.traits import named_arguments, needs_of
+from vdnn.capture.nodes import arguments_of, tensor_of
+from vdnn.capture.traits import needs_of
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.ir import Detail, Information, Need
 
@@ -50,7 +50,7 @@ def op_name(node: fx.Node) -> str:
 def wanted(node: fx.Node) -> Mapping[str, Information]:
     """What a node takes of its arguments. Arguments that are not listed: all values."""
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
-    arguments = named_arguments(node.target, node.args, node.kwargs)
+    arguments = arguments_of(node)
     needs = needs_of(node.target, arguments)
     details = _DETAILS.get(op_name(node), lambda _: {})(arguments)
     return {name: _information(need, details.get(name, _BOOLEAN), arguments[name]) for name, need in needs.items()}
@@ -171,7 +171,7 @@ def reads_code(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[f
     if name not in FUSED:
         return False
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} has a name and no schema"
-    arguments = named_arguments(node.target, node.args, node.kwargs)
+    arguments = arguments_of(node)
     if name in FUSED_MASKS:
         return arguments["self"] is source and _alike(arguments["grad_output"], source)
     if name in FUSED_WINDOWS:
@@ -198,11 +198,14 @@ def _pools_plainly(arguments: Arguments, indices: fx.Node) -> bool:
     return ours.stride() == theirs.stride() and _memory_order(ours, 2) is not None
 
 
+_UNWRITTEN = ("empty_like", "empty_strided")
+
+
 def alphabet_of(dtypes: set[str], writers: Sequence[fx.Node]) -> tuple[float, ...]:
     """The only numbers that the elements of a storage can be, once its writers have run."""
     if dtypes == {"bool"}:
         return (0.0, 1.0)
-    if len(writers) == 3 and op_name(writers[0]) == "empty_like" and op_name(writers[1]) == "bernoulli_":
+    if len(writers) == 3 and op_name(writers[0]) in _UNWRITTEN and op_name(writers[1]) == "bernoulli_":
         divided, by = writers[2], writers[2].args[1:]
         if op_name(divided) == "div_" and by and isinstance(by[0], (int, float)):
             return (0.0, _one_over(by[0], tensor_of(divided)))

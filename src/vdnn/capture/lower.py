@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry
 from vdnn.capture.information import alphabet_of, reads_code, wanted
 from vdnn.capture.nodes import (
     StorageKey,
+    arguments_of,
     descriptor_of,
     is_getitem,
     is_op,
@@ -33,7 +34,7 @@ from vdnn.capture.nodes import (
     tensors_of,
     value_of,
 )
-from vdnn.capture.traits import named_arguments, traits_of
+from vdnn.capture.traits import traits_of
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 
 
@@ -201,7 +202,7 @@ def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int], builder: _Builde
     taken = wanted(node)
     sources: dict[int, fx.Node] = {}
     reads: dict[int, Information] = {}
-    for name, argument in named_arguments(node.target, node.args, node.kwargs).items():
+    for name, argument in arguments_of(node).items():
         for source in _nodes_in(argument):
             if source in value_of_node:
                 value, information = value_of_node[source], taken.get(name, Information(Need.ALL))
@@ -232,7 +233,7 @@ def _mutated(node: fx.Node) -> list[fx.Node]:
     """The arguments a node writes into, in schema order."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
-    arguments = named_arguments(node.target, node.args, node.kwargs)
+    arguments = arguments_of(node)
     written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
     return [source for name in written for source in _nodes_in(arguments.get(name))]
 

@@ -58,6 +58,31 @@ def tensor_of(node: fx.Node) -> torch.Tensor | None:
     return value if isinstance(value, torch.Tensor) else None
 
 
+def shape_of(node: fx.Node) -> torch.Size:
+    """Of a node that is known to return one tensor."""
+    shape: torch.Size = value_of(node).shape
+    return shape
+
+
+def op_of(node: fx.Node) -> torch._ops.OpOverload:
+    """Of a node that is known to call one."""
+    assert isinstance(node.target, torch._ops.OpOverload), f"{node} calls {node.target}, which has no schema"
+    return node.target
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of a call by the names of the op's schema, defaults filled in."""
+    named: dict[str, Any] = {}
+    for position, argument in enumerate(op_of(node)._schema.arguments):
+        if position < len(node.args):
+            named[argument.name] = node.args[position]
+        elif argument.name in node.kwargs:
+            named[argument.name] = node.kwargs[argument.name]
+        elif argument.has_default_value():
+            named[argument.name] = argument.default_value
+    return named
+
+
 def storage_key(tensor: torch.Tensor) -> StorageKey:
     """Equal for two tensors exactly if they share memory. Fake tensors of views share their fake storage, so this sees
     all aliases."""

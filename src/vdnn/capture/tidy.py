@@ -17,8 +17,18 @@ import torch
 from torch import fx
 
 from vdnn.capture.in_place import IN_PLACE_OF, write_into_dead_inputs
-from vdnn.capture.nodes import copy_meta, is_getitem, is_op, is_view, phase_of, set_phase, set_value, value_of
-from vdnn.capture.traits import named_arguments, needs_of
+from vdnn.capture.nodes import (
+    arguments_of,
+    copy_meta,
+    is_getitem,
+    is_op,
+    is_view,
+    phase_of,
+    set_phase,
+    set_value,
+    value_of,
+)
+from vdnn.capture.traits import needs_of
 from vdnn.ir import Need, Phase
 
 aten = torch.ops.aten
@@ -55,7 +65,7 @@ def forget_unread_arguments(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if not (is_op(node) and isinstance(node.target, torch._ops.OpOverload)):
             continue
-        needs = needs_of(node.target, named_arguments(node.target, node.args, node.kwargs))
+        needs = needs_of(node.target, arguments_of(node))
         for position, argument in enumerate(node.target._schema.arguments[: len(node.args)]):
             is_optional = isinstance(argument.type, torch.OptionalType)
             if needs.get(argument.name) is Need.NOTHING and is_optional and isinstance(node.args[position], fx.Node):

@@ -106,19 +106,6 @@ WITHOUT_UPDATES: dict[Any, tuple[Any, frozenset[str]]] = {
 the same bit for bit: in training, statistics come from the batch."""
 
 
-def named_arguments(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by the names of the op's schema, defaults filled in."""
-    named: dict[str, Any] = {}
-    for position, argument in enumerate(op._schema.arguments):
-        if position < len(args):
-            named[argument.name] = args[position]
-        elif argument.name in kwargs:
-            named[argument.name] = kwargs[argument.name]
-        elif argument.has_default_value():
-            named[argument.name] = argument.default_value
-    return named
-
-
 def needs_of(op: torch._ops.OpOverload, arguments: Arguments) -> Needs:
     """What a call takes of its arguments. Arguments that are not listed need all values."""
     if op.namespace not in KNOWN_NAMESPACES:

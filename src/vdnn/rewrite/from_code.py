@@ -13,8 +13,7 @@ import torch
 from torch import fx
 
 from vdnn.capture.information import op_name
-from vdnn.capture.nodes import tensor_of
-from vdnn.capture.traits import named_arguments
+from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.ir import Detail
 from vdnn.runtime.from_code import masked_gradient, window_gradient
 
@@ -26,7 +25,7 @@ Call = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 def from_code(node: fx.Node, source: fx.Node, code: fx.Node, detail: Detail, read: Callable[[Any], Any]) -> Call:
     """The call that replaces `node` when `source` is there as `code`. `read` finds the live copy of an argument."""
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
-    arguments = named_arguments(node.target, node.args, node.kwargs)
+    arguments = arguments_of(node)
     name = op_name(node)
     if name == "max_pool2d_with_indices_backward":
         layout = tensor_of(node)

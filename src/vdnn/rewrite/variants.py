@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vdnn.capture.nodes import tensors_of
-from vdnn.capture.traits import named_arguments
+from vdnn.capture.nodes import arguments_of, tensors_of
 from vdnn.runtime import variants
 from vdnn.runtime.variants import Layout
 
@@ -41,7 +40,7 @@ def variant_alone(node: fx.Node, variant: str) -> Call:
 
 def _arguments(node: fx.Node, variant: str) -> tuple[Any, ...]:
     assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
-    arguments = named_arguments(node.target, node.args, node.kwargs)
+    arguments = arguments_of(node)
     return (variant, tuple(_layout(tensor) for tensor in tensors_of(node)), *arguments.values())
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import fx
 
 from vdnn.capture.lower import Lowered
-from vdnn.capture.nodes import copy_meta, is_getitem, tensor_of, tensors_of
-from vdnn.capture.traits import WITHOUT_UPDATES, named_arguments
+from vdnn.capture.nodes import arguments_of, copy_meta, is_getitem, tensor_of, tensors_of
+from vdnn.capture.traits import WITHOUT_UPDATES
 from vdnn.ir import Need, Read, Trait
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
@@ -237,7 +237,7 @@ def _devices(node: fx.Node) -> tuple[torch.device, ...]:
 def _leave_out_updates(copy: fx.Node) -> None:
     """Turn a call that updates statistics into the one that does not."""
     target, left_out = WITHOUT_UPDATES[copy.target]
-    arguments = named_arguments(copy.target, copy.args, copy.kwargs)  # type: ignore[arg-type]
+    arguments = arguments_of(copy)
     copy.args, copy.kwargs = tuple(given for name, given in arguments.items() if name not in left_out), {}
     copy.target = target
 

@@ -27,7 +27,7 @@ from vdnn.capture.forms.chunked import Network, sample_nbytes, splittable
 from vdnn.capture.forms.linear import is_linear_in_tangent
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, schedule, writes_input
 from vdnn.capture.information import op_name
-from vdnn.capture.nodes import is_tangent, set_phase, tensor_of
+from vdnn.capture.nodes import is_tangent, set_phase, shape_of, tensor_of
 from vdnn.ir import Phase
 
 aten = torch.ops.aten
@@ -43,7 +43,7 @@ def can_accumulate(network: Network) -> bool:
     """One scalar loss, nothing between its first op and its last gradient that needs all samples at once, and gradients
     that are linear in the one that arrives."""
     tangents = [node for node in network.joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
-    if len(tangents) != 1 or tensor_of(tangents[0]).shape != ():  # type: ignore[union-attr]
+    if len(tangents) != 1 or shape_of(tangents[0]) != ():
         return False
     _, program = _program(network.analysis)
     return sum(isinstance(item, Stretch) for item in program) == 1 and is_linear_in_tangent(network.joint.graph)

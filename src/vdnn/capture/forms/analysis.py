@@ -23,16 +23,18 @@ from vdnn.capture.information import op_name
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import InputInfo
 from vdnn.capture.nodes import (
+    arguments_of,
     descriptor_of,
     is_getitem,
     is_op,
     is_tangent,
     is_view,
     output_descriptors,
+    shape_of,
     tensor_of,
     tensors_of,
 )
-from vdnn.capture.traits import named_arguments, traits_of
+from vdnn.capture.traits import traits_of
 from vdnn.ir import Role, Trait
 
 Rule = Callable[[Call], Split]
@@ -70,7 +72,7 @@ class Analysis:
 
     def __post_init__(self) -> None:
         for node in _arguments(self.graph, self.plain):
-            if tensor_of(node).shape[0] == self.batch:  # type: ignore[union-attr]
+            if shape_of(node)[0] == self.batch:
                 self.rows[node] = Rows(0)
         waiting = [node for node in self.graph.find_nodes(op="placeholder") if is_tangent(node)]
         for node in self.graph.nodes:
@@ -87,7 +89,7 @@ class Analysis:
         for tangent in tangents:
             of = getattr(descriptor_of(tangent), "output", None)
             found = next((node for descriptor, node in described if descriptor == of), None)
-            if found in self.rows and tensor_of(found).shape == tensor_of(tangent).shape:  # type: ignore[union-attr]
+            if found in self.rows and shape_of(found) == shape_of(tangent):
                 self.rows[tangent] = self.rows[found]
 
     def _meet(self, node: fx.Node) -> None:
@@ -103,8 +105,9 @@ class Analysis:
             if split is not None:
                 self.splits[node] = split
             self.results[node] = split.results if split is not None else self._guessed(node)
-            if tensor_of(node) is not None and isinstance(self.results[node][0], Rows):
-                self.rows[node] = self.results[node][0]  # type: ignore[assignment]
+            first = self.results[node][0]
+            if tensor_of(node) is not None and isinstance(first, Rows):
+                self.rows[node] = first
 
     def _split(self, node: fx.Node) -> Split | None:
         if node in self.barred or _runs_whole(node):
@@ -125,7 +128,7 @@ class Analysis:
 
     def _guessed(self, node: fx.Node) -> tuple[Result, ...]:
         """A result that has the shape of an argument has its rows."""
-        shapes = {tensor_of(source).shape: self.rows[source] for source in _read(node) if source in self.rows}  # type: ignore[union-attr]
+        shapes = {shape_of(source): self.rows[source] for source in _read(node) if source in self.rows}
         return tuple(None if tensor is None else shapes.get(tensor.shape) for tensor in tensors_of(node))
 
     @cached_property
@@ -140,9 +143,11 @@ class Analysis:
 
     def is_summed(self, node: fx.Node) -> bool:
         """A value that the parts of its op add up to."""
-        source, position = (node.args[0], node.args[1]) if is_getitem(node) else (node, 0)
-        split = self.splits.get(source)  # type: ignore[arg-type]
-        return split is not None and not isinstance(split.results[position], Rows)  # type: ignore[index]
+        source: Any
+        position: Any
+        source, position = node.args if is_getitem(node) else (node, 0)
+        split = self.splits.get(source)
+        return split is not None and not isinstance(split.results[position], Rows)
 
 
 def _read(node: fx.Node) -> list[fx.Node]:
@@ -154,7 +159,7 @@ def _runs_whole(node: fx.Node) -> bool:
     without dropout draws none."""
     traits = traits_of(node.target)
     if Trait.RANDOM in traits and isinstance(node.target, torch._ops.OpOverload):
-        draws = named_arguments(node.target, node.args, node.kwargs).get("dropout_p") != 0.0
+        draws = arguments_of(node).get("dropout_p") != 0.0
         return draws or bool(_WHOLE_TRAITS & traits)
     return bool(_WHOLE_TRAITS & traits)
 

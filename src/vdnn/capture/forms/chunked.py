@@ -19,33 +19,35 @@ from vdnn.capture.forms.rows import Rows
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, read_by_whole_ops, schedule, values_of
 from vdnn.capture.forms.writer import CannotSplit, PartsWriter, bounds_of
 from vdnn.capture.lower import InputInfo
-from vdnn.capture.nodes import phase_of, storage_key, tensor_of, tensors_of
-from vdnn.capture.traits import named_arguments, needs_of
+from vdnn.capture.nodes import arguments_of, phase_of, storage_key, tensor_of, tensors_of
+from vdnn.capture.traits import needs_of
 from vdnn.ir import Need, Phase
 
 Chooser = Callable[[Analysis], Collection[fx.Node]]
 
 
 class Network:
-    """A prepared joint graph with its analysis. Ops that turn out not to run in parts are barred from then on."""
+    """A prepared joint graph with its analysis."""
 
     def __init__(self, prepared: Prepared, batch: int, plain: Sequence[InputInfo]) -> None:
         self.joint, self.batch, self._plain = prepared.joint, batch, plain
-        self._barred = set(prepared.counting)
+        self._counting = prepared.counting
         self.analysis = self._analysis()
 
-    def _analysis(self) -> Analysis:
-        return Analysis(self.joint.graph, self.batch, self._plain, set(self._barred))
+    def _analysis(self, barred: Iterable[fx.Node] = ()) -> Analysis:
+        return Analysis(self.joint.graph, self.batch, self._plain, {*self._counting, *barred})
 
     def written(self, program_of: Callable[[Analysis], tuple[Choice, Program]], parts: int) -> PartsWriter:
-        """The program, written for so many parts. Every try bars one more op, so it ends."""
+        """The program, written for so many parts. Ops that turn out not to run in parts are barred, for this number of
+        parts: a form must not depend on which others were made before. Every try bars one more op, so it ends."""
+        analysis, barred = self.analysis, set[fx.Node]()
         while True:
-            choice, program = program_of(self.analysis)
+            choice, program = program_of(analysis)
             try:
                 return PartsWriter(choice, program, bounds_of(self.batch, parts))
             except CannotSplit as finding:
-                self._barred.add(finding.op)
-                self.analysis = self._analysis()
+                barred.add(finding.op)
+                analysis = self._analysis(barred)
 
     def in_chunks(self, choose: Chooser, parts: int) -> fx.GraphModule:
         """The chosen ops in chunks, forward first and then backward."""
@@ -114,7 +116,7 @@ def _used(op: fx.Node) -> list[fx.Node]:
     """Arguments of which more is read than the shape."""
     if not isinstance(op.target, torch._ops.OpOverload):
         return list(op.all_input_nodes)
-    arguments = named_arguments(op.target, op.args, op.kwargs)
+    arguments = arguments_of(op)
     unread = {name for name, need in needs_of(op.target, arguments).items() if need in (Need.SHAPE, Need.NOTHING)}
     used: list[fx.Node] = []
     fx.map_arg([value for name, value in arguments.items() if name not in unread], used.append)

@@ -5,7 +5,8 @@ count, which are to run on the whole batch. The one idea: a mean of parts is not
 of sums. How many targets count (cross entropy ignores some and weights classes) is known from the targets alone, before
 any sample was computed; every part's gradient is divided by that total.
 
-Cross entropy and means have the bits of PyTorch's own; losses that divide inside their backward may differ in the last.
+Means, and cross entropy without class weights, have the bits of PyTorch's own; losses that divide inside their backward
+may differ in the last.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.rows import dims_of
 from vdnn.capture.forms.rules_of_layers import LOSSES
 from vdnn.capture.information import op_name
-from vdnn.capture.nodes import is_getitem, set_value, tensor_of, value_of
-from vdnn.capture.traits import named_arguments
+from vdnn.capture.nodes import arguments_of, is_getitem, op_of, set_value, shape_of, tensor_of, value_of
 
 aten = torch.ops.aten
 
@@ -48,14 +48,11 @@ def sum_instead_of_mean(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_mean(node: fx.Node) -> bool:
-    return bool(_arguments(node)["reduction"] == _MEAN)
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    return named_arguments(node.target, node.args, node.kwargs)  # type: ignore[arg-type]
+    return bool(arguments_of(node)["reduction"] == _MEAN)
 
 
 def _replace(node: fx.Node, by: fx.Node) -> None:
+    assert shape_of(by) == shape_of(node), f"{by} has another shape than {node}, whose place it takes"
     set_value(by, value_of(node))  # views of the one are views of the other
     node.replace_all_uses_with(by)
     node.graph.erase_node(node)
@@ -63,7 +60,7 @@ def _replace(node: fx.Node, by: fx.Node) -> None:
 
 def _count_first(node: fx.Node, caller: Caller) -> set[fx.Node]:
     """Cross entropy: the total weight from the targets, then the sum of losses, then their quotient."""
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     total, counting = _total_weight(node, arguments, caller)
     reduction = _SUM if _is_mean(node) else arguments["reduction"]
     values = [*node.args[:3], reduction, arguments["ignore_index"]]
@@ -80,28 +77,26 @@ def _count_first(node: fx.Node, caller: Caller) -> set[fx.Node]:
 
 def _total_weight(node: fx.Node, arguments: dict[str, Any], caller: Caller) -> tuple[fx.Node, set[fx.Node]]:
     rows, target, weight, ignored = (arguments[name] for name in ("self", "target", "weight", "ignore_index"))
-    dtype = value_of(rows).dtype
+    counted = caller.call(node, aten.ne.Scalar, target, ignored, name=f"{node.name}_counted")
     if weight is None:
-        counted = caller.call(node, aten.ne.Scalar, target, ignored, name=f"{node.name}_counted")
         number = caller.call(node, aten.sum.default, counted)
-        total = caller.call(node, aten._to_copy.default, number, dtype=dtype)
+        total = caller.call(node, aten._to_copy.default, number, dtype=value_of(rows).dtype)
         return total, {counted, number, total}
-    # The op itself on rows of zeros that take no memory: it adds weights up in an order of its own.
-    zero = caller.call(node, aten.zeros.default, [], dtype=dtype, device=value_of(rows).device)
-    zeros = caller.call(node, aten.expand.default, zero, list(value_of(rows).shape))
-    weighed = caller.call(node, node.target, zeros, target, weight, _SUM, ignored, name=f"{node.name}_weighed")
-    return caller.getitem(weighed, 1, node), {zero, zeros, weighed}
+    known = caller.call(node, aten.mul.Tensor, target, counted)  # an ignored target need not be the number of a class
+    weights = caller.call(node, aten.index.Tensor, weight, [known])
+    weighed = caller.call(node, aten.mul.Tensor, weights, counted, name=f"{node.name}_weighed")
+    total = caller.call(node, aten.sum.default, weighed)
+    return total, {counted, known, weights, weighed, total}
 
 
 def _sum_over(node: fx.Node, caller: Caller, count: int) -> fx.Node:
     if op_name(node) == "mean":
-        dims = _arguments(node).get("dim")
-        options = {"dtype": dtype} if (dtype := _arguments(node).get("dtype")) is not None else {}
-        if dims is None:
-            total = caller.call(node, aten.sum.default, node.args[0], **options)
-        else:
-            keep = _arguments(node)["keepdim"]
+        options = {"dtype": dtype} if (dtype := arguments_of(node).get("dtype")) is not None else {}
+        if "dim" in arguments_of(node):
+            dims, keep = _averaged_dims(node), arguments_of(node)["keepdim"]
             total = caller.call(node, aten.sum.dim_IntList, node.args[0], dims, keep, **options)
+        else:
+            total = caller.call(node, aten.sum.default, node.args[0], **options)
     else:
         total = caller.call(node, node.target, *_with_sum(node), **_other_options(node))
     return caller.call(node, aten.div.Tensor, total, count)
@@ -116,14 +111,17 @@ def _backward_of_sum(node: fx.Node, caller: Caller) -> fx.Node:
 
 def _with_sum(node: fx.Node) -> list[Any]:
     """The positional arguments with another reduction."""
-    names = [argument.name for argument in node.target._schema.arguments if not argument.kwarg_only]  # type: ignore[union-attr]
-    arguments = _arguments(node)
-    return [_SUM if name == "reduction" else arguments[name] for name in names]
+    arguments = arguments_of(node)
+    return [_SUM if name == "reduction" else arguments[name] for name in _positional(node)]
 
 
 def _other_options(node: fx.Node) -> dict[str, Any]:
-    positional = [argument.name for argument in node.target._schema.arguments if not argument.kwarg_only]  # type: ignore[union-attr]
+    positional = _positional(node)
     return {name: value for name, value in node.kwargs.items() if name not in positional}
+
+
+def _positional(node: fx.Node) -> list[str]:
+    return [argument.name for argument in op_of(node)._schema.arguments if not argument.kwarg_only]
 
 
 def _largest(node: fx.Node) -> int:
@@ -134,11 +132,13 @@ def _largest(node: fx.Node) -> int:
 
 def _is_over_first_dim(node: fx.Node) -> bool:
     """Where the batch is most often. A mean over another one runs whole."""
-    tensor = tensor_of(node.args[0])  # type: ignore[arg-type]
-    return tensor is not None and 0 in dims_of(_arguments(node).get("dim"), tensor.ndim)
+    return 0 in _averaged_dims(node)
 
 
 def _averaged(node: fx.Node) -> int:
-    tensor = tensor_of(node.args[0])  # type: ignore[arg-type]
-    assert tensor is not None, f"{node} averages something that is no tensor"
-    return int(torch.Size([tensor.shape[dim] for dim in dims_of(_arguments(node).get("dim"), tensor.ndim)]).numel())
+    shape = shape_of(node.all_input_nodes[0])
+    return int(torch.Size([shape[dim] for dim in _averaged_dims(node)]).numel())
+
+
+def _averaged_dims(node: fx.Node) -> list[int]:
+    return dims_of(arguments_of(node).get("dim"), len(shape_of(node.all_input_nodes[0])))

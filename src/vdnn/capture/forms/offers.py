@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import fx
@@ -61,15 +61,12 @@ def _forms(traced: fx.GraphModule, num_forward_outputs: int, exact: bool, plain:
     if exact or batch < 2 or _computes_in_short_floats(traced.graph):
         return
 
-    @cache
-    def network() -> Network:
-        return Network(prepare(split_convolution_backwards(traced)), batch, plain)
-
-    if not splittable(network().analysis):
+    network = Network(prepare(split_convolution_backwards(traced)), batch, plain)
+    if not splittable(network.analysis):
         return
-    if can_accumulate(network()):
+    if can_accumulate(network):
         for parts in (parts for parts in PARTS if parts <= batch):
-            yield Form(f"batch in {parts} chunks", False, partial(_accumulated, network, parts, num_forward_outputs))
+            yield Form(f"batch in {parts} chunks", False, partial(accumulate, network, parts, num_forward_outputs))
     for parts in (parts for parts in PARTS if parts <= batch):
         yield Form(f"large steps in {parts} chunks", False, partial(_large_steps, network, parts))
     for parts in (parts for parts in PARTS if parts <= batch):
@@ -82,14 +79,10 @@ def _computes_in_short_floats(graph: fx.Graph) -> bool:
     return any(tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
 
 
-def _large_steps(network: Callable[[], Network], parts: int) -> fx.GraphModule:
+def _large_steps(network: Network, parts: int) -> fx.GraphModule:
     """All steps but those that are small next to the largest one's chunk."""
-    return network().in_chunks(partial(large_steps, share=_LEFT_WHOLE / parts), parts)
+    return network.in_chunks(partial(large_steps, share=_LEFT_WHOLE / parts), parts)
 
 
-def _all_steps(network: Callable[[], Network], parts: int) -> fx.GraphModule:
-    return network().in_chunks(splittable, parts)
-
-
-def _accumulated(network: Callable[[], Network], parts: int, num_forward_outputs: int) -> fx.GraphModule:
-    return accumulate(network(), parts, num_forward_outputs)
+def _all_steps(network: Network, parts: int) -> fx.GraphModule:
+    return network.in_chunks(splittable, parts)

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vdnn.capture.nodes import tensor_of, tensors_of
-from vdnn.capture.traits import named_arguments
+from vdnn.capture.nodes import arguments_of, tensor_of, tensors_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Call:
     def __init__(self, node: fx.Node, known: Mapping[fx.Node, Rows], batch: int) -> None:
         assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema, and so no rule"
         self.node, self.batch, self._known = node, batch, known
-        self.arguments = named_arguments(node.target, node.args, node.kwargs)
+        self.arguments = arguments_of(node)
         self._takes: dict[fx.Node, Rows] = {}
         self._whole: set[fx.Node] = set()
 

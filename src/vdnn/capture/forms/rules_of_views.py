@@ -12,6 +12,8 @@ from vdnn.capture.forms.rows import Call, MixesSamples, Rows, Split, dims_of, on
 
 
 def view(call: Call) -> Split:
+    if call["size"] is None:  # as another dtype
+        raise MixesSamples
     rows, shape, result = call.rows("self"), call.shape(call["self"]), tuple(call.result.shape)
     call.take(call["self"], rows)
     before, behind = prod(shape[: rows.dim]), prod(shape[rows.dim + 1 :])
@@ -155,7 +157,7 @@ def new_like(call: Call) -> Split:
 
 
 RULES = {
-    **dict.fromkeys(("view", "_unsafe_view", "reshape"), view),
+    **dict.fromkeys(("view", "_unsafe_view"), view),
     **dict.fromkeys(("t", "transpose"), transpose),
     **dict.fromkeys(("slice", "split", "split_with_sizes"), part),
     **dict.fromkeys(("select", "unbind"), select),

@@ -25,7 +25,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false, make_cont
 from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.rows import Result, Rows, Split
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, producer, read_by_whole_ops, values_of
-from vdnn.capture.nodes import is_getitem, tensor_of, tensors_of
+from vdnn.capture.nodes import is_getitem, op_of, tensor_of, tensors_of
 
 aten = torch.ops.aten
 
@@ -205,7 +205,7 @@ def _after(node: fx.Node, graph: fx.Graph) -> list[fx.Node]:
 def _resized(op: fx.Node, split: Split, samples: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments that spell out how many rows there are, for so many samples."""
     args, kwargs = list(op.args), dict(op.kwargs)
-    names = [argument.name for argument in op.target._schema.arguments]  # type: ignore[union-attr]
+    names = [argument.name for argument in op_of(op)._schema.arguments]
     for name, rows in split.sizes.items():
         position = names.index(name)
         size: Any = kwargs[name] if name in kwargs else args[position]
