@@ -113,7 +113,10 @@ def plan_joint(
         return replace(posed, problem=replace(posed.problem, costs=costs, variants=variants))
 
     if options.plan is None:
-        posed, plan = choose_form(traced, offered, pose, price, lambda problem: decide(problem, options))
+        try:
+            posed, plan = choose_form(traced, offered, pose, price, lambda problem: decide(problem, options))
+        except Infeasible as reason:
+            raise _with_chunks(reason, options) from None
     else:
         wanted = opened(options.plan).problem.form
         posed = price(pose(_named(wanted, offered))) if wanted else traced
@@ -128,16 +131,27 @@ def _offered(
 ) -> Iterator[Form]:
     """Other forms of the step, where somebody may want one: who follows a saved plan, and `auto`."""
     if options.plan is not None:
-        return forms(joint, num_forward_outputs, exact=False, plain=plain)
+        return forms(joint, num_forward_outputs, exact=options.exact, plain=plain)
     if options.budget is None or options.chosen_strategy != "auto":
         return iter(())
     return forms(joint, num_forward_outputs, exact=options.exact, plain=plain)
 
 
+def _with_chunks(reason: Infeasible, options: Options) -> Infeasible:
+    """The same, with what giving up the last bits would allow, where that was not tried."""
+    if not options.exact or options.chosen_strategy != "auto":
+        return reason
+    words = "exact=False (--inexact) may need less: large ops, or the whole step, then run in chunks of the batch."
+    return Infeasible(f"{reason}\n{words}", minimum_nbytes=reason.minimum_nbytes)
+
+
 def _named(wanted: str, offered: Iterator[Form]) -> Form:
     found = next((form for form in offered if form.name == wanted), None)
     if found is None:
-        raise ForeignPlan(f"the plan is for the step in another form ({wanted}), which this model does not have")
+        raise ForeignPlan(
+            f"the plan is for the step in another form ({wanted}), which is not offered here: forms in chunks change"
+            " the last bits, so they need exact=False, and not every model has them. Pass exact=False, or plan again."
+        )
     return found
 
 

@@ -10,14 +10,14 @@ its ops are measured, and the search ends with the first that costs next to noth
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from vdnn.capture.forms import Form
 from vdnn.capture.lower import Lowered
 from vdnn.errors import Infeasible
-from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.bounds import largest_step_nbytes
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.units import format_nbytes
@@ -30,7 +30,7 @@ GOOD_ENOUGH = 0.01
 
 
 MOST_TRIED = 5
-"""Forms that are priced and solved at most."""
+"""Forms that are priced and solved at most, once one of them fits."""
 
 
 @dataclass(frozen=True)
@@ -58,53 +58,54 @@ def choose_form(
 
     `pose` writes a form and prices it in outline; `price` finds out what its ops really take.
     """
-    kept_s = sum(cost.seconds for cost in traced.problem.costs.ops)
+    search = _Search(solve, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
+    search.look_at(traced)
+    if not search.is_good_enough(WORTH_A_LOOK):
+        for number, posed in enumerate(search.those_that_may_fit(map(pose, offered)), start=1):
+            search.look_at(price(posed))
+            if search.is_good_enough(GOOD_ENOUGH) or (search.best is not None and number >= MOST_TRIED):
+                break
+    if search.best is None:
+        raise search.refusal()
+    return search.best
+
+
+@dataclass
+class _Search:
+    """What was found so far. `kept_s` is how long a step takes that keeps everything."""
+
+    solve: Solve
+    budget_nbytes: int | None
+    kept_s: float
     best: tuple[Posed, Plan] | None = None
-    refusal: Infeasible | None = None
-    too_large: list[tuple[int, str]] = []
-    for posed in _tried(traced, offered, pose, price, too_large):
+    refusals: list[Infeasible] = field(default_factory=list)
+    too_large: list[tuple[int, str]] = field(default_factory=list)
+
+    def look_at(self, posed: Posed) -> None:
         try:
-            plan = solve(posed.problem)
+            plan = self.solve(posed.problem)
         except Infeasible as reason:
-            refusal = reason if refusal is None or reason.minimum_nbytes < refusal.minimum_nbytes else refusal
-            continue
-        if best is None or plan.step_time_s < best[1].step_time_s:
-            best = posed, plan
-        enough = WORTH_A_LOOK if posed is traced else GOOD_ENOUGH
-        if best[1].step_time_s <= kept_s * (1 + enough):
-            break
-    if best is None:
-        assert refusal is not None, "what was tried either fits or says why not"
-        raise _with_forms(refusal, too_large)
-    return best
-
-
-def _with_forms(refusal: Infeasible, too_large: list[tuple[int, str]]) -> Infeasible:
-    """The same, with the form that needs least, if it needs less than what was solved."""
-    least_nbytes, form = min(too_large, default=(refusal.minimum_nbytes, ""))
-    if least_nbytes >= refusal.minimum_nbytes:
-        return refusal
-    words = f"With {form} {format_nbytes(least_nbytes)} ({least_nbytes} bytes), and workspaces, would do."
-    return Infeasible(f"{refusal}\n{words}", minimum_nbytes=refusal.minimum_nbytes)
-
-
-def _tried(
-    traced: Posed,
-    offered: Iterable[Form],
-    pose: Callable[[Form], Posed],
-    price: Callable[[Posed], Posed],
-    too_large: list[tuple[int, str]],
-) -> Iterator[Posed]:
-    """The traced step, then forms that can fit; what those need that cannot is noted in `too_large`."""
-    yield traced
-    tried = 0
-    for form in offered:
-        posed = pose(form)
-        least_nbytes, _ = minimum_budget(posed.problem)
-        if traced.problem.budget_nbytes is None or least_nbytes <= traced.problem.budget_nbytes:
-            yield price(posed)
-            tried += 1
-        else:
-            too_large.append((least_nbytes, form.name))
-        if tried == MOST_TRIED:
+            self.refusals.append(reason)
             return
+        if self.best is None or plan.step_time_s < self.best[1].step_time_s:
+            self.best = posed, plan
+
+    def is_good_enough(self, share: float) -> bool:
+        return self.best is not None and self.best[1].step_time_s <= self.kept_s * (1 + share)
+
+    def those_that_may_fit(self, forms: Iterable[Posed]) -> Iterator[Posed]:
+        for posed in forms:
+            least_nbytes = largest_step_nbytes(posed.problem)
+            if self.budget_nbytes is None or least_nbytes <= self.budget_nbytes:
+                yield posed
+            else:
+                self.too_large.append((least_nbytes, posed.problem.form))
+
+    def refusal(self) -> Infeasible:
+        """Of the form that needs least among those that were solved; with one that was not, if it needs less still."""
+        refusal = min(self.refusals, key=lambda reason: reason.minimum_nbytes)
+        least_nbytes, form = min(self.too_large, default=(refusal.minimum_nbytes, ""))
+        if least_nbytes >= refusal.minimum_nbytes:
+            return refusal
+        words = f"With {form}, {format_nbytes(least_nbytes)} ({least_nbytes} bytes) and workspaces may do."
+        return Infeasible(f"{refusal}\n{words}", minimum_nbytes=refusal.minimum_nbytes)

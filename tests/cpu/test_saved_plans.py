@@ -131,3 +131,15 @@ def test_a_plan_for_another_form_of_the_step_is_followed_in_that_form(tmp_path: 
     report = vdnn.report(virtual)
     assert report.measured is not None
     assert report.measured.peak_nbytes <= plan.peak_nbytes
+
+
+def test_a_plan_that_changes_bits_is_followed_only_where_that_is_allowed() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
+    step, rows = step_of(model), torch.randn(64, 32)
+    kept = vdnn.plan(step, (rows,), device="titan-x", strategy="keep-all")
+    plan = vdnn.plan(step, (rows,), device="titan-x", budget=int(0.7 * kept.peak_nbytes), exact=False)
+    assert plan.problem.form.endswith("chunks")
+    with pytest.raises(ForeignPlan, match="Pass exact=False, or plan again"):
+        vdnn.virtualize(step, device="titan-x", plan=plan)(rows)
+    vdnn.virtualize(step, device="titan-x", plan=plan, exact=False)(rows).backward()

@@ -18,7 +18,8 @@ from pure.random_plans import training_steps
 from pure.test_strategy_properties import asked, attempt
 from vdnn.codecs import codec_for
 from vdnn.errors import Infeasible
-from vdnn.ir import Graph, Information, Need
+from vdnn.hardware.device import Hardware, Tier
+from vdnn.ir import Graph, Information, Need, Role
 from vdnn.plan import Decision, Drop, Encode, Offload, Plan, Problem, Recompute, simulate, solve, violations
 from vdnn.plan.gaps import Gap, gaps
 from vdnn.plan.optimiser.items import Ground
@@ -102,6 +103,30 @@ def test_no_plan_is_faster_than_the_bound(problem: Problem, share: float) -> Non
     answer = solve(replace(problem, budget_nbytes=budget), "auto")
     assert answer.bound_s is not None
     assert answer.bound_s <= min(seconds for peak, seconds in plans if peak <= budget) * (1 + 1e-6)
+
+
+def test_an_op_that_two_chains_share_is_paid_once_by_the_bound() -> None:
+    b = graphs.Builder("shared")
+    b.given("x", 100)
+    b.op("op1", ["x"], {"t": 100})
+    b.op("op2", ["t"], {"a": 100})
+    b.op("op3", ["t"], {"b": 100})
+    b.op("op4", ["a", "b"], {"f0": 4})
+    for i in range(60):
+        b.op(f"step{i}", [f"f{i}"], {f"f{i + 1}": 4})
+    b.op("big", ["f60"], {"z": 1000})
+    b.op("out", ["z"], {"y": 4}, roles={"y": Role.OUTPUT})
+    b.hold("y")
+    b.tangent("gy", 4)
+    b.op("out_b", ["gy"], {"gz": 4})
+    b.op("back", ["gz", "a", "b"], {"gx": 4}, roles={"gx": Role.GRADIENT})
+    b.hold("gx")
+    alone = Hardware("one tier", 1e12, 1e12, (Tier("device"),))
+    problem = graphs.problem(b.build(), budget_nbytes=1104, hardware=alone)
+    found = solve(problem, "auto")
+    assert found.bound_s is not None
+    kept_s = sum(cost.seconds for cost in problem.costs.ops)
+    assert kept_s < found.bound_s <= found.step_time_s
 
 
 @given(problem=asked())

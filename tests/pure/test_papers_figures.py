@@ -8,7 +8,7 @@ import pytest
 
 from vdnn.papers.figures import BLANK, Certainty, Row, Table, count, mebibytes, percent, percents, said, seconds
 
-ROW = Row(("AlexNet",), (count(14),), (said("14", 14),), Certainty.REMEMBERED, "equal")
+ROW = Row(("AlexNet",), (count(14),), (said("14", 14),), Certainty.SECOND_HAND, "equal")
 
 
 def test_a_published_figure_of_unknown_certainty_is_refused() -> None:
@@ -17,8 +17,8 @@ def test_a_published_figure_of_unknown_certainty_is_refused() -> None:
 
 
 def test_a_certainty_without_a_figure_is_refused() -> None:
-    with pytest.raises(ValueError, match="but remembered"):
-        Row(("AlexNet",), (count(14),), (BLANK,), Certainty.REMEMBERED)
+    with pytest.raises(ValueError, match="but second hand"):
+        Row(("AlexNet",), (count(14),), (BLANK,), Certainty.SECOND_HAND)
 
 
 def test_a_row_that_does_not_fit_its_table_is_refused() -> None:
@@ -41,7 +41,7 @@ def test_a_table_becomes_json() -> None:
                 "what": {"network": "AlexNet"},
                 "ours": {"replays": {"value": 14, "text": "14"}},
                 "published": {"published": {"value": 14, "text": "14"}},
-                "certainty": "remembered",
+                "certainty": "second hand",
                 "why": "equal",
             }
         ],

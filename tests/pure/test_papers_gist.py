@@ -75,7 +75,7 @@ def test_most_of_vgg_16_lies_between_a_relu_and_a_pool_or_a_convolution() -> Non
 def test_the_mean_is_the_only_row_with_a_published_footprint() -> None:
     *networks, mean = lossless({NETWORKS[0]: Encoded(paper_problem(alexnet(8)))}).rows
     assert {row.certainty for row in networks} == {Certainty.UNKNOWN}
-    assert mean.certainty is Certainty.REMEMBERED
+    assert mean.certainty is Certainty.SECOND_HAND
     assert [figure.value for figure in mean.ours] == pytest.approx([figure.value for figure in networks[0].ours])
 
 

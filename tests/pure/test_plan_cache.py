@@ -118,6 +118,32 @@ def test_measured_speeds_may_differ(cache: PlanCache) -> None:
     assert found.decisions == plan.decisions
 
 
+def test_measured_on_other_threads_or_another_disk_is_another_machine(cache: PlanCache) -> None:
+    stored(cache, problem(sources=MEASURED))
+    assert cache.lookup(problem(sources=(("device->host", "measured: another copy"),)), "offload") is None
+
+
+def test_a_plan_in_a_place_that_others_own_is_found(cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = stored(cache, problem())
+
+    def refused(path: Path) -> None:
+        raise PermissionError(path)
+
+    monkeypatch.setattr(os, "utime", refused)
+    assert cache.lookup(problem(), "offload") == plan
+
+
+def test_what_cannot_be_written_to_its_end_leaves_nothing_behind(
+    cache: PlanCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(name: str, path: Path) -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(os, "replace", refused)
+    stored(cache, problem())
+    assert list(cache.directory.iterdir()) == []
+
+
 def test_a_plan_that_is_found_is_priced_with_the_speeds_of_now(cache: PlanCache) -> None:
     plan = stored(cache, problem(bandwidth=100.0, sources=MEASURED))
     slower = cache.lookup(problem(bandwidth=10.0, sources=MEASURED), "offload")

@@ -71,7 +71,7 @@ def test_a_file_without_alternatives_is_as_it_was_before_there_were_any() -> Non
 
 def test_a_summary_says_that_algorithms_were_chosen_and_what_the_strategy_notes() -> None:
     lines = str(replace(plan(s3=0), note="pass 2")).splitlines()
-    assert lines[-2:] == ["algorithms chosen for 1 steps, workspace up to 70 B", "pass 2"]
+    assert lines[-2:] == ["variants chosen for 1 steps, workspace up to 70 B", "pass 2"]
 
 
 INEXACT = OpCost(0.1, 80, "test", "sums-4", exact=False)

@@ -1,8 +1,9 @@
 """A paper's table beside ours: figures, how sure the published ones are, and why the two differ.
 
 Enters: figures as they are computed, and published ones with their certainty. Leaves: frozen `Table`s that turn into
-JSON or into text. The one idea: a published figure cannot be written down without saying how sure it is. What was
-remembered is a line to compare with; what was fitted afterwards confirms nothing; what is not known stays blank.
+JSON or into text. The one idea: a published figure cannot be written down without saying how sure it is. What is
+known at second hand is a line to compare with; what was fitted afterwards confirms nothing; what is not known stays
+blank.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from vdnn.units import MiB
 
 
 class Certainty(StrEnum):
-    """Where a published figure comes from. The papers' full texts were not at hand."""
+    """Where a published figure comes from."""
 
     FOUND = "found in a public source"  # an abstract, slides, notes, an open reimplementation
-    REMEMBERED = "remembered"
-    UNSURE = "remembered, unsure"
+    SECOND_HAND = "second hand"  # not checked against the paper's own text
+    UNSURE = "second hand, unsure"
     COMPUTED = "computed"  # from shapes or formulas: no figure of the paper's
     FITTED = "fitted afterwards"  # a formula or an input chosen so that the figure comes out
     UNKNOWN = "unknown"

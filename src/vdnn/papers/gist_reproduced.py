@@ -92,7 +92,7 @@ HEADS = ("live", "static", "live, no weights", "static, no weights", "slower")
 def lossless(planned: Mapping[Network, Encoded]) -> Table:
     rows = [_row((network.title,), encoded, encoded.plan("gist")) for network, encoded in planned.items()]
     published = said("about 1.4 x", 1.4), said("about 3 %", 0.03)
-    rows.append(_mean(("mean",), rows, published, Certainty.REMEMBERED))
+    rows.append(_mean(("mean",), rows, published, Certainty.SECOND_HAND))
     return Table(
         "Footprint ratio, lossless", ("network",), HEADS, ("published", "published slower"), tuple(rows), _note(planned)
     )
@@ -106,8 +106,8 @@ def lossy(planned: Mapping[Network, Encoded]) -> Table:
     published = said("1.8 x, up to 2 x", 1.8), said("4 %", 0.04)
     rows.append(_mean(("mean", ""), rows, published, Certainty.FOUND))
     note = (
-        "Each network with the smallest format that the paper trained it in without loss of accuracy (remembered; NiN's"
-        " is not known, fp10 is a guess). With dynamic allocation and kernels that read codes the paper has up to"
+        "Each network with the smallest format that the paper trained it in without loss of accuracy (second hand;"
+        " NiN's is not known, fp10 is a guess). With dynamic allocation and kernels that read codes the paper has up to"
         " 4.1 x, on AlexNet (found): the column to hold beside that is live, no weights."
     )
     heads = ("published", "published slower")
@@ -164,7 +164,7 @@ def codes() -> Table:
         _short_float("fp16", "2 x, 1 + 5 + 10 bits"),
         _short_float("fp10", "3 x, 1 + 5 + 4 bits"),
         _short_float("fp8", "4 x, 1 + 4 + 3 bits"),
-        _even("zeros at which CSR breaks even", "csr", "20 %", Certainty.REMEMBERED),
+        _even("zeros at which CSR breaks even", "csr", "20 %", Certainty.SECOND_HAND),
         _even_by_formula("the same, by its formula", 1, 20.3),
         _even_by_formula("with columns of 4 bytes, by the formula", 4, 50.0),
         _even("zeros at which our bit mask breaks even", "sparse", "", Certainty.UNKNOWN),
@@ -183,7 +183,7 @@ def _codec(name: str, detail: tuple[float | int, ...]) -> Codec:
 def _size(what: str, name: str, detail: tuple[float, ...], text: str, layout: str = "") -> Row:
     """Times shorter."""
     ratio = times(4 * _ELEMENTS / _codec(name, detail).nbytes)
-    return Row((what,), (Figure(ratio.value, ratio.text + layout),), (said(text),), Certainty.REMEMBERED)
+    return Row((what,), (Figure(ratio.value, ratio.text + layout),), (said(text),), Certainty.SECOND_HAND)
 
 
 def _short_float(name: str, text: str) -> Row:
@@ -198,7 +198,7 @@ def _window() -> Row:
         ("place in a 3 x 3 window",),
         (times(32 / window.code_bits),),
         (said("8 x", 8),),
-        Certainty.REMEMBERED,
+        Certainty.SECOND_HAND,
         "4 bits against a float's 32; PyTorch keeps 64 bits, against which it is 16 x",
     )
 

@@ -29,7 +29,7 @@ from vdnn.papers.superneurons_tables import (
     row,
     superneurons_problem,
 )
-from vdnn.papers.vdnn_plans import our_strategy
+from vdnn.papers.vdnn_plans import OURS
 from vdnn.plan.problem import Problem
 from vdnn.plan.strategies.recompute import l_peak
 from vdnn.units import MiB
@@ -49,7 +49,7 @@ PUBLISHED_BATCHES: dict[str, tuple[str, tuple[int | None, ...]]] = {
 """Largest batches on a K40c with 12 GB: four frameworks, then SuperNeurons. Single cells are not sure."""
 
 PUBLISHED_DEPTHS = (148, 152, 480, 592, 1920)
-"""Deepest ResNets at batch 16, the same five. The ratio 1920 / 592 is the abstract's; the depths are remembered."""
+"""Deepest ResNets at batch 16, the same five. The ratio 1920 / 592 is the abstract's; the depths are second hand."""
 
 BATCH_UNIT = 8  # every published batch is a multiple of it
 SMALL_BATCH = 8  # what a network is captured with: above 1, where kernels may differ, and otherwise as small as any
@@ -103,7 +103,7 @@ def alexnet_peaks() -> Table:
 
 def _peak(what: str, nbytes: int, published_mib: float, why: str) -> Row:
     text = f"{published_mib} MiB"
-    return Row((what,), (mebibytes(nbytes),), (said(text, published_mib * MiB),), Certainty.REMEMBERED, why)
+    return Row((what,), (mebibytes(nbytes),), (said(text, published_mib * MiB),), Certainty.SECOND_HAND, why)
 
 
 def recomputation(networks: Sequence[str]) -> Table:
@@ -140,7 +140,7 @@ def _mib(nbytes: int) -> Figure:
 
 def _sure(name: str) -> Certainty:
     """The counts of the ResNets were solved from the numbers; AlexNet's follow from its layers."""
-    return Certainty.REMEMBERED if name.startswith("AlexNet") else Certainty.FITTED
+    return Certainty.SECOND_HAND if name.startswith("AlexNet") else Certainty.FITTED
 
 
 def _why(name: str, strategy: str, is_same_count: bool, is_same_peak: bool) -> str:
@@ -189,7 +189,7 @@ def _gb(nbytes: int) -> Figure:
 
 def largest_batches(capture: Capture, names: Sequence[str]) -> Table:
     """By planning each network, as PyTorch runs it, for the paper's card."""
-    strategies = ("keep-all", "superneurons", our_strategy())
+    strategies = ("keep-all", "superneurons", OURS)
     rows = tuple(_largest_batch(capture, name, strategies) for name in names)
     note = (
         "Ours: float32, parameters and gradients counted, no optimizer state, no workspaces, the whole 12 GiB of the"
@@ -239,7 +239,7 @@ def _deepest(strategy: str) -> Row:
         else "the floor here is weights and their gradients; the paper stops earlier, and why is not known"
     )
     return Row(
-        (f"layers, batch {DEEP_BATCH}", strategy), (count(depth),), (said(published),), Certainty.REMEMBERED, why
+        (f"layers, batch {DEEP_BATCH}", strategy), (count(depth),), (said(published),), Certainty.SECOND_HAND, why
     )
 
 

@@ -30,7 +30,7 @@ def observations(networks: Networks) -> Table:
     idle = [1 - l_peak(n.oracle.problem) / n.baseline_nbytes for name, n in networks.items() if name not in DEEP]
     why = "1 - largest need of one layer / baseline, over the networks shown that are not very deep"
     rows.append(
-        Row(("unused by the active layer", "all"), (percents(idle),), (said("53-79 %"),), Certainty.REMEMBERED, why)
+        Row(("unused by the active layer", "all"), (percents(idle),), (said("53-79 %"),), Certainty.SECOND_HAND, why)
     )
     for name, text in (("AlexNet(128)", "about 60 ms"), ("VGG-16(64)", "more than 1.2 s")):
         if name in networks:

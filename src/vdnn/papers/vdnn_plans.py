@@ -15,14 +15,10 @@ from vdnn.ir import Graph
 from vdnn.papers.figures import BLANK, Figure, percent
 from vdnn.papers.vdnn_tables import MACHINE, baseline_nbytes, paper_problem
 from vdnn.plan.plan import Plan
-from vdnn.plan.strategies import STRATEGIES, solve
+from vdnn.plan.strategies import solve
 
 DEEP = ("VGG-116(32)", "VGG-216(32)", "VGG-316(32)", "VGG-416(32)")
-
-
-def our_strategy() -> str:
-    """The optimiser of this project."""
-    return "auto" if "auto" in STRATEGIES else "offload"
+OURS = "auto"
 
 
 @dataclass
@@ -61,12 +57,12 @@ class Planned:
     @cached_property
     def ours(self) -> Plan | None:
         """On the whole card: as fast as it can be."""
-        return self._within(self.card_nbytes, our_strategy())
+        return self._within(self.card_nbytes, OURS)
 
     @cached_property
     def ours_small(self) -> Plan | None:
         """In the bytes of vdnn-all(m)."""
-        return self._within(self.every.peak_nbytes, our_strategy())
+        return self._within(self.every.peak_nbytes, OURS)
 
     def overhead(self, plan: Plan | None) -> Figure:
         """Time over the oracle's, beyond it."""

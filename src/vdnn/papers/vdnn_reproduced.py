@@ -25,7 +25,7 @@ from vdnn.papers.figures import (
 )
 from vdnn.papers.vdnn_networks import NETWORKS
 from vdnn.papers.vdnn_observations import observations
-from vdnn.papers.vdnn_plans import DEEP, Networks, Planned, our_strategy
+from vdnn.papers.vdnn_plans import DEEP, OURS, Networks, Planned
 from vdnn.papers.vdnn_tables import PUBLISHED_AVERAGE_REDUCTION, Reduction, reduction_of, weights_nbytes
 from vdnn.plan.plan import Plan
 
@@ -82,7 +82,7 @@ def memory(networks: Networks) -> Table:
     rows.append(Row(("did not fit", "vdnn-all(m)"), saved, (span,), Certainty.FOUND, _AVERAGE))
     note = (
         "Means are over layer steps. The last column of ours leaves out weights and their gradients, which vDNN does"
-        f" not manage. {our_strategy()} is given the peak of vdnn-all(m) as its budget, vdnn-dyn the whole card."
+        f" not manage. {OURS} is given the peak of vdnn-all(m) as its budget, vdnn-dyn the whole card."
         " The very deep networks are left to the paper's policies here."
     )
     heads = ("peak, GB", "saved of peak", "mean, GB", "saved of mean", "saved of maps")
@@ -92,7 +92,7 @@ def memory(networks: Networks) -> Table:
 def _policies(name: str, network: Planned) -> Iterator[Row]:
     plans = [("vdnn-conv(m)", network.conv), ("vdnn-all(m)", network.every), ("vdnn-dyn", network.dyn)]
     if name not in DEEP:  # a plan as small as theirs takes a minute for each of those
-        plans.append((our_strategy(), network.ours_small))
+        plans.append((OURS, network.ours_small))
     for policy, plan in plans:
         share = PUBLISHED_AVERAGE_REDUCTION.get(name) if policy == "vdnn-all(m)" else None
         published = BLANK if share is None else said(f"{100 * share:.0f} %", share)
@@ -115,7 +115,7 @@ def trainable(networks: Networks) -> Table:
     note = (
         "Whether the peak is within the card's 12 GiB. vDNN trains all ten networks; six of them the baseline cannot."
     )
-    heads = ("baseline", "vdnn-all(m)", "vdnn-dyn", our_strategy())
+    heads = ("baseline", "vdnn-all(m)", "vdnn-dyn", OURS)
     return Table(
         "Which networks train on 12 GB", ("network",), heads, ("published baseline", "published vDNN"), rows, note
     )
@@ -140,13 +140,13 @@ def performance(networks: Networks) -> Table:
     mean = said("about 97 %", 0.97)
     why = "over the networks shown here; the paper's mean is over all ten, with algorithms to choose from"
     rows.append(
-        Row(("mean speed",), (BLANK, percent(fmean(dyn)), percent(fmean(ours))), (mean,), Certainty.REMEMBERED, why)
+        Row(("mean speed",), (BLANK, percent(fmean(dyn)), percent(fmean(ours))), (mean,), Certainty.SECOND_HAND, why)
     )
     note = (
         "Time beyond the oracle's, which keeps everything. Static policies with slow algorithms lost 55 to 58 % in the"
-        " paper (remembered, unsure): that is the algorithms' loss, and none are modelled here."
+        " paper (second hand, unsure): that is the algorithms' loss, and none are modelled here."
     )
-    heads = ("oracle's step", "vdnn-dyn", our_strategy())
+    heads = ("oracle's step", "vdnn-dyn", OURS)
     return Table("Time lost on 12 GB", ("network",), heads, ("published vDNN-dyn",), tuple(rows), note)
 
 
@@ -169,7 +169,7 @@ def very_deep(networks: Networks) -> Table:
     rows = tuple(_deep(name, network) for name, network in networks.items())
     note = (
         "Under vdnn-all(m). Share on the host: the most bytes there, of those and the card's peak together. The paper"
-        " saw no noticeable slowdown (remembered)."
+        " saw no noticeable slowdown (second hand)."
     )
     heads = ("baseline", "card", "host", "share on host", "time lost")
     return Table(
@@ -190,4 +190,4 @@ def _deep(name: str, network: Planned) -> Row:
     card = said("about 4.2 GB", 4.2e9) if name == "VGG-416(32)" else BLANK
     weights = gigabytes(2 * weights_nbytes(network.graph)).text
     why = f"weights and their gradients are {weights} already: the paper cannot have counted both" if card.text else ""
-    return Row((name,), ours, (card, said("81-92 %")), Certainty.REMEMBERED, why)
+    return Row((name,), ours, (card, said("81-92 %")), Certainty.SECOND_HAND, why)

@@ -25,6 +25,12 @@ def minimum_budget(problem: Problem) -> tuple[int, int]:
     return int(nbytes[step]), step
 
 
+def largest_step_nbytes(problem: Problem) -> int:
+    """What no plan at all can go below: the largest step, with everything away or made again that it does not use."""
+    nbytes = without(step_nbytes(problem.graph, smallest_costs(problem)), gaps(problem.graph))
+    return int(nbytes.max(initial=0))
+
+
 def smallest_costs(problem: Problem) -> CostTable:
     """The cost table with the smallest workspace wherever the problem offers a choice."""
     if not problem.variants:

@@ -19,12 +19,14 @@ import logging
 import os
 import tempfile
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vdnn.environment import cache_dir, remembers_plans
+from vdnn.hardware.device import Hardware
 from vdnn.plan.digest import graph_digest
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -56,7 +58,8 @@ class PlanCache:
         path = self._path(problem, strategy)
         try:
             plan = check(_rebuilt(json.loads(gzip.decompress(path.read_bytes())), problem))
-            os.utime(path)  # used now: among the last to go
+            with suppress(OSError):  # a cache that others own may be read all the same
+                os.utime(path)  # used now: among the last to go
         except FileNotFoundError:
             return None
         except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError) as error:
@@ -95,9 +98,17 @@ def plan_key(problem: Problem, strategy: str) -> str:
         "inexact": any(not cost.exact for cost in offered),
         "costs": sorted({cost.source for cost in problem.costs.ops}),
         "hardware": [problem.hardware.name, [[tier.name, _magnitude(tier.nbytes)] for tier in problem.hardware.tiers]],
+        "sources": problem.hardware.sources,
+        "described": _described_links(problem.hardware),
         "prices": None if _is_measured(problem) else prices_digest(problem),
     }
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+
+
+def _described_links(hardware: Hardware) -> list[Any]:
+    """Links as somebody wrote them down: what was measured differs from process to process."""
+    is_measured = any(source.startswith("measured") for _, source in hardware.sources)
+    return [] if is_measured else [[link.name, link.bandwidth_bytes_per_s, link.latency_s] for link in hardware.links]
 
 
 def _magnitude(nbytes: int | None) -> int | None:
@@ -156,9 +167,13 @@ def _write(path: Path, body: bytes) -> None:
     """Whole or not at all: a reader never sees half a plan."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix="writing-", dir=path.parent)
-    with open(descriptor, "wb") as file:
-        file.write(body)
-    os.replace(name, path)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(body)
+        os.replace(name, path)
+    except OSError:
+        os.unlink(name)
+        raise
 
 
 def _bound(directory: Path, limit_nbytes: int) -> None:

@@ -23,6 +23,9 @@ from vdnn.plan.workspaces import solve_with_workspaces
 SHARES = (100, 75, 50, 35, 25)
 """Budgets of the Pareto table, in per cent of the keep-all peak; the smallest that can be met comes after them."""
 
+OPTIMISER = "auto"
+"""Who is asked when budgets are swept."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -39,11 +42,6 @@ class Row:
     why_not: str = ""
     minimum_nbytes: int | None = None
     form: str = ""
-
-
-def best_strategy() -> str:
-    """Who is asked when budgets are swept: the optimiser, or the strategy that a budget alone stands for."""
-    return "auto" if "auto" in STRATEGIES else "offload"
 
 
 def by_strategy(problem: Problem, strategies: Iterable[str] = tuple(STRATEGIES)) -> Iterator[Row]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from vdnn.errors import Infeasible
 from vdnn.plan.plan import Plan
+from vdnn.plan.problem import Problem
 from vdnn.plan.residency import Holdings, holdings
 from vdnn.plan.timeline import ROLES
 from vdnn.units import format_nbytes
@@ -30,6 +31,15 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
         f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), or {way_out}.",
     ]
     return Infeasible("\n".join(lines), minimum_nbytes=plan.peak_nbytes)
+
+
+def bounds_of_tiers(problem: Problem) -> str:
+    """What the slower tiers may hold, where not everything fits there: it may be what stands in the way."""
+    everything_nbytes = sum(storage.nbytes for storage in problem.graph.storages)
+    rooms = {tier.name: tier.nbytes for tier in problem.hardware.tiers[1:] if tier.nbytes is not None}
+    short = {name: nbytes for name, nbytes in rooms.items() if nbytes < everything_nbytes}
+    words = " and ".join(f"{name}_budget {format_nbytes(nbytes)}" for name, nbytes in short.items())
+    return f", with {words}" if words else ""
 
 
 def _filling(plan: Plan) -> list[tuple[int, str]]:

@@ -94,12 +94,15 @@ class Plan:
             "at the peak: "
             + (", ".join(f"{format_nbytes(nbytes)} {role}" for role, nbytes in roles.items()) or "nothing"),
         ]
+        if self.problem.form:
+            other_bits = "" if self.problem.is_exact else " (INEXACT: sums in another order)"
+            lines.append(f"form of the step: {self.problem.form}{other_bits}")
         if self.variants:
             most = max(self.costs[step].workspace_nbytes for step in self.variants)
-            lines.append(f"algorithms chosen for {len(self.variants)} steps, workspace up to {format_nbytes(most)}")
+            lines.append(f"variants chosen for {len(self.variants)} steps, workspace up to {format_nbytes(most)}")
             inexact = Counter(self.costs[step].variant for step in self.variants if not self.costs[step].exact)
-            forms = ", ".join(f"{count} {form}" for form, count in inexact.items())
-            lines += [f"INEXACT: {inexact.total()} steps sum in another order ({forms})"] if inexact else []
+            names = ", ".join(f"{count} {variant}" for variant, count in inexact.items())
+            lines += [f"INEXACT: {inexact.total()} steps sum in another order ({names})"] if inexact else []
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
     def save(self, path: str | Path) -> Path:

@@ -76,8 +76,8 @@ def offered_again(forms: Mapping[int, str], problem: Problem) -> dict[int, int]:
         elif form:  # the op as it was traced is always there
             raise ForeignPlan(
                 f"the plan computes step {step} {problem.graph.ops[step].name!r} as {form!r}, and here it can be"
-                f" computed {_listed(names)}. Forms are offered where ops are measured (costs='measured'), those that"
-                " change bits with exact=False only. Plan again, or allow what the plan was made with."
+                f" computed {_listed(names)}. Variants are offered where ops are measured (costs='measured'), those"
+                " that change bits with exact=False only. Plan again, or allow what the plan was made with."
             )
     return chosen
 

@@ -2,12 +2,12 @@
 
 Enters: a problem with a budget. Leaves: the fastest plan found that fits, with a bound, or Infeasible with the smallest
 budget that works. The one idea: the integer program proposes, the simulator judges, and where the two differ the
-program is told.
+program is told. What no plan can do better says `bound.py`, which knows nothing of either.
 
 Whatever is found is found for a *rung*: budgets are rounded down to one of a few dozen values between the smallest
-budget that works and the peak of keeping everything. A larger budget looks at its own rung and at those below, so it
-never gets a slower plan, and two budgets on one rung get the same. On problems so small that all choices can be tried,
-they are.
+budget that works and the peak of keeping everything. A larger budget looks at its own rung and at those below, so on
+graphs that are small enough to look at all of them it never gets a slower plan; two budgets on one rung get the same.
+On problems so small that all choices can be tried, they are.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ import numpy as np
 from vdnn.errors import Infeasible
 from vdnn.plan.bounds import minimum_budget
 from vdnn.plan.gaps import Bytes
-from vdnn.plan.infeasible import infeasible
+from vdnn.plan.infeasible import bounds_of_tiers, infeasible
+from vdnn.plan.optimiser.bound import Bound
 from vdnn.plan.optimiser.compose import KEEP, NAME, compose
 from vdnn.plan.optimiser.greedy import greedy
 from vdnn.plan.optimiser.items import ENCODE, ENCODE_OFFLOAD, OFFLOAD, RECOMPUTE, Ground
@@ -114,8 +115,7 @@ class Search:
             raise self._refusal(budget_nbytes)
         fastest = min(fitting, key=lambda plan: plan.step_time_s)
         asked = replace(fastest.problem, budget_nbytes=budget_nbytes)
-        bound_s = min(self._bound_s(budget_nbytes), fastest.step_time_s)
-        return replace(fastest, problem=asked, bound_s=bound_s)
+        return replace(fastest, problem=asked, bound_s=self.bound_s(budget_nbytes))
 
     @property
     def _combinations(self) -> int:
@@ -184,8 +184,9 @@ class Search:
             self.found += self._plans_at(rung)
 
     def _cannot_be_faster(self, budget_nbytes: int, fastest_s: float) -> bool:
-        """By the bound; on large problems already by what the program itself believes of waiting, give or take."""
-        if self._bound_s(budget_nbytes) >= fastest_s * (1 - NOISE):
+        """By what the program believes if no copy is ever waited for; on large problems already by what it believes of
+        waiting, give or take."""
+        if self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows) >= fastest_s * (1 - NOISE):
             return True
         if self._is_small:
             return False
@@ -288,12 +289,13 @@ class Search:
 
     def _refusal(self, budget_nbytes: int) -> Infeasible:
         asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes)
-        way_out = "shrink the batch: everything that can be away already is"
+        bounds = bounds_of_tiers(self.problem)
+        way_out = f"shrink the batch: everything that can be away, encoded or made again already is{bounds}"
         return infeasible(replace(self.lowest, problem=asked), way_out)
 
-    def _bound_s(self, budget_nbytes: int) -> float:
-        """Compute in the fastest ways, and what every choice adds that fits the step that binds most."""
-        return self.compute_s + self.optimiser.bound_s(budget_nbytes, self.rows)
+    def bound_s(self, budget_nbytes: int) -> float:
+        """No plan within the budget is faster, by the steps that bind most."""
+        return Bound(self.ground).least_s(budget_nbytes, {row.step for row in self.rows})
 
 
 def _worst_steps(level: Bytes, budget_nbytes: int, learned: Learned) -> list[Row]:

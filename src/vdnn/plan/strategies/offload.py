@@ -30,14 +30,14 @@ from vdnn.plan.actions import Decision, Drop, Offload
 from vdnn.plan.bounds import smallest_costs
 from vdnn.plan.clock import route
 from vdnn.plan.gaps import Bytes, Gap, gaps, step_nbytes, without
-from vdnn.plan.infeasible import infeasible
+from vdnn.plan.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
 from vdnn.plan.room import Room, slower_tiers
 from vdnn.plan.schedule import Kind
 from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
-from vdnn.units import format_nbytes, format_seconds
+from vdnn.units import format_seconds
 
 STEPS_OF_EXCHANGE = 30_000  # simulated steps that the exchange may take: well under a second
 STEPS_OF_JUDGING = 50_000  # beyond them the first plan that fits is the answer: a simulated step costs 20 us
@@ -76,15 +76,10 @@ def beside(kept: Plan) -> Plan:
         if not _stalls(best) or tried * len(problem.graph) > STEPS_OF_JUDGING:
             return best
     if best is None:
-        raise infeasible(ground.emptiest, f"shrink the batch: everything that can be away already is{_bounds(problem)}")
+        raise infeasible(
+            ground.emptiest, f"shrink the batch: everything that can be away already is{bounds_of_tiers(problem)}"
+        )
     return ground.exchanged(best)
-
-
-def _bounds(problem: Problem) -> str:
-    """What the slower tiers may hold, where that is bounded: it may be what stands in the way."""
-    bounded = [t for t in problem.hardware.tiers[1:] if t.nbytes is not None]
-    words = " and ".join(f"{tier.name}_budget {format_nbytes(tier.nbytes or 0)}" for tier in bounded)
-    return f", with {words}" if words else ""
 
 
 def _faster(one: Plan, other: Plan) -> Plan:
