@@ -22,7 +22,7 @@ from vdnn.hardware.machine import fingerprint
 
 log = logging.getLogger(__name__)
 
-_FILE = "costs-v4.sqlite3"  # a change in what is measured, or how, takes the next number
+_FILE = "costs-v5.sqlite3"  # a change in what is measured, or how, takes the next number
 _LOCK_WAIT_S = 10.0  # a writer holds the file for milliseconds; more than this is a file system without locks
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS cost (

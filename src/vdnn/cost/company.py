@@ -33,7 +33,7 @@ GROUP_S = 0.1  # one round of a group: what all its inputs take together stays i
 MIN_QUIET = 3  # runs that nobody disturbed; with fewer there are more rounds
 MAX_ROUNDS = 4  # times as many as were asked for, while there are fewer
 SECONDS_PER_OP = 0.5  # timed runs of one op stop here: ops of 100 ms run 5 times
-SINGLE_RUN_S = 0.5  # from here on the first run counts: warming up takes milliseconds and would not show
+SINGLE_RUN_S = 2.0  # from here on the first run counts: what it takes to warm up hardly shows
 
 
 MEASURED, DISTURBED = "measured", "measured beside others"
@@ -101,6 +101,16 @@ def laps_of(run: Run, repeats: int) -> list[Lap]:
     while not laps or (len(laps) < repeats and sum(one.seconds for one in laps) < SECONDS_PER_OP):
         laps.append(lap(run))
     return laps
+
+
+def laps_beside(run: Run, other: Run, repeats: int) -> tuple[list[Lap], list[Lap]]:
+    """Of two in turns: what slows the machine down slows both."""
+    ours: list[Lap] = []
+    theirs: list[Lap] = []
+    while not ours or (len(ours) < repeats and sum(one.seconds for one in (*ours, *theirs)) < 2 * SECONDS_PER_OP):
+        ours.append(lap(run))
+        theirs.append(lap(other))
+    return ours, theirs
 
 
 @contextmanager

@@ -6,8 +6,8 @@ the `CostCache`. Time and memory are measured in separate runs: the recording wo
 timed in company (`company.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`). What was
 measured in a busy moment is good for now, and measured again in a quiet one.
 
-An op may have variants (`OpVariant`), other ways of computing it. They are measured as ops are, and held to the op's
-own bits on the inputs they are measured with.
+An op may have variants (`OpVariant`), other ways of computing it. Each is timed in turns with the op itself, and held
+to the op's own bits on the inputs it is measured with.
 
 A view moves no bytes but is a call like any other; what that takes is measured too, once.
 
@@ -25,7 +25,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from vdnn.cost.cache import CostCache
-from vdnn.cost.company import DISTURBED, MEASURED, SINGLE_RUN_S, laps_of, naming, timed
+from vdnn.cost.company import DISTURBED, MEASURED, laps_beside, naming, timed
 from vdnn.cost.op_memory import workspace_nbytes
 from vdnn.cost.stopwatch import Run, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
@@ -34,9 +34,10 @@ from vdnn.hardware.neighbours import QUIET_SHARE, others_share, share_now
 log = logging.getLogger(__name__)
 
 REPEATS = 9  # an odd number has a middle; more did not steady the medians on a shared 2-core machine
-REPEATS_OF_VARIANTS = 3  # there are several of each op: a third of the repeats keeps measuring as long as it was
+REPEATS_OF_VARIANTS = 5  # in turns with the op itself
 STRETCH_S = 1.0  # over so long it is asked what other processes took
 PATIENCE_S = 5.0  # who measures for longer says so, unless somebody shows the progress
+LITTLE_GAIN = 0.9  # of an op's time: the best of several variants seems faster than it is, by up to so much
 WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -193,18 +194,21 @@ def _marked(found: Iterable[tuple[str, OpCost]], share: float) -> Iterator[tuple
 
 
 def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
-    """Of one variant. What is larger and slower than the op itself at its first run is not looked at further."""
+    """Of one variant: the op's own time, times what a variant takes beside the op, in turns. What is larger and slower
+    than the op itself at its first run is not looked at further."""
     with naming(key):
         run, op = variant.make()
         exact = variant.may_be_exact and same_bits(run(), op())
         begin = perf_counter()
         workspace = workspace_nbytes(run)
         first_s = perf_counter() - begin
-        is_worse = workspace >= given.workspace_nbytes and first_s > given.seconds
-        is_enough = is_worse or first_s >= SINGLE_RUN_S
-        laps = [] if is_enough else laps_of(run, REPEATS_OF_VARIANTS)
-        source = MEASURED if is_enough or num_quiet(laps) else DISTURBED
-        return OpCost(typical_s(laps) if laps else first_s, workspace, source, exact=exact)
+        if workspace >= given.workspace_nbytes and first_s > given.seconds:
+            return OpCost(first_s, workspace, MEASURED, exact=exact)
+        laps, laps_of_op = laps_beside(run, op, REPEATS_OF_VARIANTS)
+        ratio = typical_s(laps) / typical_s(laps_of_op)
+        ratio = 1.0 if LITTLE_GAIN <= ratio < 1.0 else ratio
+        source = MEASURED if num_quiet(laps) and num_quiet(laps_of_op) else DISTURBED
+        return OpCost(given.seconds * ratio, workspace, source, exact=exact)
 
 
 def same_bits(one: object, other: object) -> bool:
