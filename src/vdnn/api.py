@@ -51,6 +51,7 @@ def virtualize(
     strategy: str | None = None,
     lossy: str | None = None,
     exact: bool = True,
+    optimizer: str | None = None,
     plan: str | Path | Plan | None = None,
     compiler: str = "eager",
     fullgraph: bool = False,
@@ -69,8 +70,9 @@ def virtualize(
     and the plain model runs.
 
     `budget` is a number of bytes or text such as "12GiB", or "80%" of what keeping everything takes. It bounds the peak
-    of a step on the device, parameters and gradients included. `strategy` chooses how it is kept: "auto" weighs all
-    mechanisms; see `vdnn.plan.strategies` for the others.
+    of a step on the device, parameters and gradients included, and what an optimizer keeps beside them where
+    `optimizer` names one ("adam", "momentum", ...). `strategy` chooses how it is kept: "auto" weighs all mechanisms;
+    see `vdnn.plan.strategies` for the others.
 
     `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is
     captured when it is called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names
@@ -107,6 +109,7 @@ def virtualize(
         spill_dir=spill_dir,
         lossy=lossy,
         exact=exact,
+        optimizer=optimizer,
         plan=plan,
         compiler=compiler,
         density=density,

@@ -49,7 +49,7 @@ _add(inspect, "vdnn inspect vgg16 --batch 256", "vdnn inspect resnet50 --batch 6
 _add(
     plan,
     "vdnn plan vgg16 --batch 256 --budget 12GiB --device titan-x",
-    "vdnn plan resnet50 --batch 64 --budget 50% --device v100 --save resnet50.json",
+    "vdnn plan resnet50 --batch 8 --budget 60% --save resnet50.json",
 )
 _add(
     explain,

@@ -26,7 +26,8 @@ Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: three seco
 
 
 def doctor(directory: Directory = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
-    """Measure this machine: arithmetic, memory, direct disk writes and reads. The planner works with these figures."""
+    """Measure this machine: arithmetic, memory, codecs, direct disk writes and reads. The planner measures the same by
+    itself, once, and remembers it."""
     from vdnn.environment import disk_dir
     from vdnn.hardware.measure import QUICK, THOROUGH, hardware_from
     from vdnn.report.record import versions

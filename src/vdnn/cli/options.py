@@ -108,7 +108,9 @@ Budget = Annotated[
 Strategy = Annotated[
     str | None,
     typer.Option(
-        metavar="NAME", help="Who decides what stays, moves or is encoded: keep-all, offload, vdnn-all, gist, ..."
+        metavar="NAME",
+        help="Who decides: auto, offload, recompute-cost, superneurons, gist, keep-all and more; `vdnn compare` shows"
+        " all. Default: auto with a budget, else keep-all (gist with --lossy).",
     ),
 ]
 Lossy = Annotated[
@@ -122,7 +124,9 @@ Lossy = Annotated[
 Inexact = Annotated[
     bool,
     typer.Option(
-        "--inexact", help="Let convolutions sum in another order where that is faster or smaller; bits differ."
+        "--inexact",
+        help="Let sums be added in another order where that is faster or smaller: in convolutions, or with the largest"
+        " ops or the whole step in chunks of the batch. Gradients differ in the last bits.",
     ),
 ]
 DiskBudget = Annotated[
@@ -142,7 +146,8 @@ Costs = Annotated[
     typer.Option(
         metavar="HOW",
         parser=costs_source,
-        help="How ops' times and workspaces are known: roofline, or measured on this machine.",
+        help="How ops' times and workspaces are known: roofline, or measured on this machine. Where no default is"
+        " shown: measured for a budget on this machine, else roofline.",
     ),
 ]
 PlanFile = Annotated[str | None, typer.Option(metavar="FILE", help="Follow this saved plan instead of making one.")]

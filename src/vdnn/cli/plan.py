@@ -27,6 +27,7 @@ from vdnn.cli.options import (
     Strategy,
 )
 from vdnn.cli.planning import Solved, ask, measuring, oracle_of, solve
+from vdnn.hardware.device import THIS_MACHINE
 from vdnn.plan.figures import Figures, figures
 from vdnn.report.memory import MemoryProfile, profile_memory
 from vdnn.report.text import quiet_table, residents_table, roles_table, sections, title
@@ -112,7 +113,8 @@ def _view(
 ) -> RenderableType:
     plan = solved.plan
     heading = title(f"{solved.name} on {profile.hardware}, strategy {plan.strategy}")
-    saved = [Text(f"Saved in {save}: `vdnn train ... --plan {save}` follows it.")] if save is not None else []
+    follows = f": `vdnn train ... --plan {save}` follows it" if plan.problem.hardware.name == THIS_MACHINE else ""
+    saved = [Text(f"Saved in {save}{follows}.")] if save is not None else []
     return sections(
         Group(heading, headline(plan.problem.budget_nbytes, own, kept)),
         comparison(own, kept),
@@ -156,6 +158,7 @@ def _sentences(solved: Solved, own: Figures) -> list[str]:
     actions = ", ".join(f"{count} {kind}" for kind, count in own.actions.items())
     decided = f"Decisions: {actions or 'none, everything is kept'}. Planned in {format_seconds(solved.plan_s)}"
     gap = "" if plan.gap is None else f"; at most {plan.gap:.1%} above the fastest plan there can be"
-    forms = [f"The step is run in another form: {plan.problem.form}."] if plan.problem.form else []
-    forms += [f"{len(plan.variants)} ops have a choice of algorithms."] if plan.variants else []
+    other_bits = "" if plan.problem.is_exact else " Sums are added in another order: gradients differ in the last bits."
+    forms = [f"The step is run in another form: {plan.problem.form}.{other_bits}"] if plan.problem.form else []
+    forms += [f"For {len(plan.variants)} ops a variant was chosen by the workspace there is."] if plan.variants else []
     return [f"{decided}{gap}.", *forms, *([plan.note] if plan.note else [])]

@@ -29,7 +29,7 @@ WIDE = 100  # columns: what lets every table have room between its columns
 
 SHORT = {
     Certainty.FOUND: "found",
-    Certainty.REMEMBERED: "remembered",
+    Certainty.SECOND_HAND: "second hand",
     Certainty.UNSURE: "unsure",
     Certainty.COMPUTED: "computed",
     Certainty.FITTED: "fitted",

@@ -48,7 +48,9 @@ SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
 Steps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
 LearningRate = Annotated[float, typer.Option("--lr", metavar="RATE", parser=rate, help="Learning rate.")]
 Seed = Annotated[int, typer.Option(metavar="S", parser=whole, help="Seed of the weights, the batch and dropout.")]
-Optimizer = Annotated[str, typer.Option(metavar="NAME", parser=optimizer_name, help="sgd, momentum or adam.")]
+Optimizer = Annotated[
+    str, typer.Option(metavar="NAME", parser=optimizer_name, help="sgd, momentum or adam; its state counts.")
+]
 Verify = Annotated[
     bool,
     typer.Option(
@@ -100,6 +102,7 @@ def train(
         strategy=strategy,
         lossy=lossy,
         exact=not inexact,
+        optimizer=optimizer,
         plan=plan,
         disk_budget=disk_budget,
         spill_dir=spill_dir,

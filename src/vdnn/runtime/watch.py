@@ -86,6 +86,9 @@ class WatchedStep:
         # it
         workspaces = [self._costs[i.op].workspace_nbytes if i.op >= 0 else 0 for i in self._program]
         self._columns[ROLES.index(Role.WORKSPACE)] = workspaces
+        # Nor does it see what lies beside the step: an optimizer's state is what the optimizer is known to keep.
+        states = (s.nbytes for s in self._graph.storages if s.role is Role.OPTIMIZER_STATE)
+        self._columns[ROLES.index(Role.OPTIMIZER_STATE)] = sum(states)
         lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
         return Timeline("measured", "device", labels, steps, {"device": self._columns}, {COMPUTE: lane})
 
