@@ -24,9 +24,9 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/vdnn/codecs
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: setup ## Look into VGG-16 without allocating it, then train a network and compare it with plain PyTorch bit for bit
+demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 60 % of its memory, bit for bit as plain PyTorch
 	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
-	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --verify
+	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --budget 60% --verify
 
 test: setup ## Run all tests
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_WORKERS)
@@ -41,8 +41,8 @@ format: setup ## Rewrite files the way `make check` wants them
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: setup ## Measure vdnn against plain PyTorch, interleaved in one run, and print the ratios
-	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/pareto.py; do echo "== $$script"; $(BIN)/python $$script; done
+bench: setup ## Run the benchmarks one after the other: hours (benchmarks/README.md)
+	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/predicted_time.py benchmarks/pareto.py; do echo "== $$script"; $(BIN)/python $$script; done
 
 clean: ## Remove what `make` made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/vdnn/codecs/kernels/_native*.so

@@ -22,6 +22,7 @@ import torch
 import vdnn
 from vdnn import models
 from vdnn.api import session_of
+from vdnn.plan.figures import moved_nbytes
 from vdnn.runtime.process_memory import in_child, peak_of
 from vdnn.units import GiB, format_nbytes, format_seconds
 
@@ -53,13 +54,12 @@ def one_step(batch: int, budget: str | None, limit_nbytes: int) -> dict[str, Any
     if budget is not None:
         (executor,) = session_of(step).executors
         assert executor.measured.timeline is not None, "the step was to be watched"
-        moved = sum(executor.plan.problem.graph.storages[d.storage].nbytes for d in executor.plan.decisions)
         result |= {
             "planned_s": planned_s,
             "budget_nbytes": executor.plan.problem.budget_nbytes,
             "simulated_nbytes": executor.plan.peak_nbytes,
             "measured_nbytes": executor.measured.timeline.peak_nbytes,
-            "moved_nbytes": moved,
+            "moved_nbytes": moved_nbytes(executor.plan) // 2,  # one way
         }
     return result
 

@@ -23,6 +23,7 @@ from vdnn import models
 from vdnn.api import session_of
 from vdnn.errors import Infeasible
 from vdnn.models.spec import Workload
+from vdnn.plan.figures import moved_nbytes
 from vdnn.units import format_nbytes, format_seconds
 
 
@@ -38,7 +39,8 @@ def contenders(load: Workload, shares: list[int]) -> list[Contender]:
     budgets = [f"{share}%" for share in shares]
     budgets.append(str(smallest_budget(load)))
     named = [(f"offload {budget if '%' in budget else 'minimum'}", budget) for budget in budgets]
-    return [Contender("keep-all", keep), *(Contender(n, vdnn.virtualize(load.step, budget=b)) for n, b in named)]
+    offloaded = (Contender(name, vdnn.virtualize(load.step, budget=b, strategy="offload")) for name, b in named)
+    return [Contender("keep-all", keep), *offloaded]
 
 
 def smallest_budget(load: Workload) -> int:
@@ -80,7 +82,7 @@ def main() -> None:
         (executor,) = session_of(entry.step).executors
         plan, measured = executor.plan, executor.measured.timeline
         assert measured is not None, "the first step was to be watched"
-        moved = sum(plan.problem.graph.storages[decision.storage].nbytes for decision in plan.decisions)
+        moved = moved_nbytes(plan) // 2  # one way
         budget = plan.problem.budget_nbytes
         print(
             f"{entry.name:18} {format_nbytes(budget) if budget else '-':>12} {format_nbytes(measured.peak_nbytes):>12}"

@@ -30,7 +30,6 @@ import vdnn
 from vdnn.api import session_of
 from vdnn.models.spec import Workload
 from vdnn.plan.plan import Plan
-from vdnn.plan.strategies import STRATEGIES
 from vdnn.runtime.journeys import trips_of
 
 EAGER, CHECKPOINT, ACCUMULATION = "eager", "checkpoint", "accumulation"
@@ -42,7 +41,7 @@ OUR_FAMILIES = (EXACT, INEXACT)
 FAMILIES = (*EAGER_FAMILIES, *COMPILED_FAMILIES, *OUR_FAMILIES)
 
 NUM_PARTS = (2, 4)
-STRATEGY = "auto" if "auto" in STRATEGIES else "superneurons"
+STRATEGY = "auto"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A training loop for ResNet-50 with one line changed, and the proof that nothing else did.
 
 python examples/train_resnet.py                                      # random images of 224 pixels
+python examples/train_resnet.py --budget 60%                         # the same in 60 % of the memory
 python examples/train_resnet.py --batch 2 --image-size 64 --steps 3  # seconds
 """
 
@@ -44,13 +45,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--image-size", type=int, default=224)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--budget", help="bytes, as in 2GiB, or a share of what keeping everything takes, as in 60%%")
     parser.add_argument("--small", action="store_true", help="the same architecture at toy widths")
     options = parser.parse_args(argv)
     resnet = MODELS["resnet50"].small() if options.small else MODELS["resnet50"]
     resnet = resnet.at_image_size(options.image_size)
     batches = random_batches(resnet, options.batch, options.steps)
 
-    model = vdnn.virtualize(make_model(resnet))  # the one line
+    model = vdnn.virtualize(make_model(resnet), budget=options.budget)  # the one line
     losses = train(model, batches)
 
     plain_losses = train(make_model(resnet), batches)

@@ -18,9 +18,9 @@ from vdnn.runtime.tiers.disk import DiskRoom
 from vdnn.runtime.transfers.threads import ThreadTransfers
 
 
-def this_machine(*, refresh: bool = False) -> Hardware:
+def this_machine() -> Hardware:
     """Remembered, or measured now."""
-    return detect.this_machine(INSTRUMENTS, refresh=refresh)
+    return detect.this_machine(INSTRUMENTS)
 
 
 def measure_this_machine(directory: str | os.PathLike[str], sizes: TrialSizes = THOROUGH) -> Measurements:

@@ -166,13 +166,6 @@ def test_a_busy_moment_keeps_what_is_remembered(own_folders: Path, monkeypatch: 
     assert this_machine() == this_machine()
 
 
-def test_a_refresh_measures_again(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
-    this_machine()
-    monkeypatch.setattr(detect, "QUICK", None)
-    with pytest.raises(AttributeError):
-        this_machine(refresh=True)
-
-
 def test_a_damaged_file_of_measurements_is_replaced(own_folders: Path):
     saved = own_folders / "cache" / "machine-v2.json"
     saved.parent.mkdir()

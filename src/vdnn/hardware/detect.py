@@ -32,10 +32,10 @@ Remembered = dict[str, Any]
 _looked_at: set[str] = set()
 
 
-def this_machine(instruments: Instruments, *, refresh: bool = False) -> Hardware:
+def this_machine(instruments: Instruments) -> Hardware:
     """Remembered measurements, or new ones: a few seconds, the first time."""
     path = cache_dir() / _FILE
-    known = None if refresh else _parsed(_load(path), path)
+    known = _parsed(_load(path), path)
     if known is None or _is_better_measured_now(known):
         known = _quieter(known, _measure(instruments))
         _save(path, {**_load(path), _identity(): known.to_json()})

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+THIS_MACHINE = "this machine"
+"""The name of the hardware that was measured rather than described."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tier:

@@ -1,4 +1,5 @@
-"""The speeds of this machine: arithmetic, memory, disk. `vdnn doctor` prints them and the planner uses them.
+"""The speeds of this machine: arithmetic, memory, disk. `vdnn doctor` prints them; `detect.py` remembers the
+planner's own.
 
 Enters: a directory for the disk tier and how large the trials may be. Leaves: `Measurements`, and from them a
 `Hardware` whose device tier is RAM. The one idea: measure what training does. Ops write their results to memory that
@@ -16,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 from vdnn.hardware.beside import BesideCompute, OpenTransfers, measure_beside
-from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
+from vdnn.hardware.device import THIS_MACHINE, CodecSpeed, Hardware, Link, Tier
 from vdnn.hardware.disk_speed import DiskSpeed, measure_disk
 from vdnn.hardware.machine import cpu_model, num_cores, ram_nbytes
 from vdnn.hardware.neighbours import others_share
@@ -157,7 +158,7 @@ def hardware_from(measurements: Measurements) -> Hardware:
             ("disk->device", f"measured: {how}{when}"),
         ]
     return Hardware(
-        name="this machine",
+        name=THIS_MACHINE,
         flops_per_s=measurements.gemm_flops_per_s,
         memory_bandwidth_bytes_per_s=2 * measurements.copy_fresh_bytes_per_s,
         tiers=(Tier("device", measurements.ram_nbytes), *_disk_tier(disk)),
