@@ -302,6 +302,19 @@ def test_a_mean_that_keeps_its_dims_keeps_them_in_chunks(monkeypatch: pytest.Mon
     torch.testing.assert_close(virtual(x), step(x))
 
 
+def test_labels_as_large_as_the_batch_are_taken_in_chunks() -> None:
+    """One number per class and pixel, in integers of 8 bytes: more than the network's own maps."""
+    model = nn.Conv2d(3, 21, 1)
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        return F.mse_loss(model(x), F.one_hot(y, 21).permute(0, 3, 1, 2).float())
+
+    found = graphs_of_forms(step, (torch.randn(8, 3, 16, 16), torch.randint(21, (8, 16, 16))))
+    whole_nbytes = 8 * 16 * 16 * 21 * 8
+    assert max(storage.nbytes for storage in found["traced"].storages) == whole_nbytes
+    assert max(storage.nbytes for storage in found["batch in 4 chunks"].storages) < whole_nbytes / 2
+
+
 def test_a_look_through_another_dtype_runs_whole() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
 

@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from vdnn.cost.cache import CostCache
 from vdnn.cost.company import DISTURBED, MEASURED, laps_beside, naming, timed
 from vdnn.cost.op_memory import workspace_nbytes
-from vdnn.cost.stopwatch import Run, num_quiet, typical_s
+from vdnn.cost.stopwatch import Run, lap, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.neighbours import QUIET_SHARE, others_share, share_now
 
@@ -37,6 +37,7 @@ REPEATS = 9  # an odd number has a middle; more did not steady the medians on a 
 REPEATS_OF_VARIANTS = 5  # in turns with the op itself
 STRETCH_S = 1.0  # over so long it is asked what other processes took
 PATIENCE_S = 5.0  # who measures for longer says so, unless somebody shows the progress
+WARM_S = 0.25  # from here on the first run of a variant counts: there are several of each op
 LITTLE_GAIN = 0.9  # of an op's time: the best of several variants seems faster than it is, by up to so much
 WORTHWHILE_NBYTES = 1 << 20  # an op with less workspace than this has nothing to save that would show in a budget
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -194,17 +195,18 @@ def _marked(found: Iterable[tuple[str, OpCost]], share: float) -> Iterator[tuple
 
 
 def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
-    """Of one variant: the op's own time, times what a variant takes beside the op, in turns. What is larger and slower
-    than the op itself at its first run is not looked at further."""
+    """Of one variant: the op's own time, times what the variant takes beside the op. What is larger and slower
+    than the op at its first run is not looked at further."""
     with naming(key):
         run, op = variant.make()
-        exact = variant.may_be_exact and same_bits(run(), op())
-        begin = perf_counter()
+        results: list[object] = []
+        laps, laps_of_op = [lap(lambda: results.append(run()))], [lap(lambda: results.append(op()))]
+        exact = variant.may_be_exact and same_bits(*results)
+        results.clear()
         workspace = workspace_nbytes(run)
-        first_s = perf_counter() - begin
-        if workspace >= given.workspace_nbytes and first_s > given.seconds:
-            return OpCost(first_s, workspace, MEASURED, exact=exact)
-        laps, laps_of_op = laps_beside(run, op, REPEATS_OF_VARIANTS)
+        is_worse = workspace >= given.workspace_nbytes and laps[0].seconds > laps_of_op[0].seconds
+        if not is_worse and laps[0].seconds < WARM_S:
+            laps, laps_of_op = laps_beside(run, op, REPEATS_OF_VARIANTS)
         ratio = typical_s(laps) / typical_s(laps_of_op)
         ratio = 1.0 if LITTLE_GAIN <= ratio < 1.0 else ratio
         source = MEASURED if num_quiet(laps) and num_quiet(laps_of_op) else DISTURBED

@@ -74,14 +74,18 @@ def _small_losses(analysis: Analysis) -> list[fx.Node]:
 
 
 def _of_integers_alone(analysis: Analysis) -> set[fx.Node]:
-    """What is made of labels and of nothing else: counts that every chunk's loss is divided by. Labels are all there
-    before the first chunk, and small."""
+    """Counts that are made of labels and of nothing else, and that every chunk's loss is divided by: labels are all
+    there before the first chunk. What is as large as the batch and leads to no count runs in chunks like the rest."""
     found: set[fx.Node] = set()
     for node in analysis.graph.nodes:
         sources = node.all_input_nodes
         if node.op == "call_function" and sources and all(n in found or _is_integer_input(n) for n in sources):
             found.add(node)
-    return found
+    counts = {node for node in found if node not in analysis.rows}
+    for node in reversed(analysis.graph.nodes):
+        if node in counts:
+            counts.update(source for source in node.all_input_nodes if source in found)
+    return counts
 
 
 def _is_integer_input(node: fx.Node) -> bool:

@@ -203,14 +203,16 @@ class Ground:
         if len(self._ops(chain)) <= MOST_REPLAYED:
             yield self._remade(chain, gap, lives_on=False)
         beside = [s for s in self.replays.sources(gap.storage) or () if s in chain[1:]]
-        if beside and sum(self.graph.storages[s].nbytes for s in beside) < gap.nbytes + self._spared(chain, gap):
+        if beside and self._may_live_on(beside, chain, gap):
             yield self._remade(chain[:1], gap, lives_on=True)
 
-    def _spared(self, chain: tuple[int, ...], gap: Gap) -> int:
-        """What need not be on the device while it is made again."""
-        return (
-            sum(self.graph.storages[s].nbytes for s in chain[1:]) if len(self.graph) <= FEW_STEPS else -gap.nbytes // 2
-        )
+    def _may_live_on(self, sources: list[int], chain: tuple[int, ...], gap: Gap) -> bool:
+        """Whether a storage's sources are small enough to stay for its sake: half of it; on small graphs, where
+        everything is worth a look, what it and the rest of its chain take."""
+        nbytes = sum(self.graph.storages[s].nbytes for s in sources)
+        if len(self.graph) > FEW_STEPS:
+            return nbytes < gap.nbytes // 2
+        return nbytes < sum(self.graph.storages[s].nbytes for s in chain)
 
     def _ops(self, chain: tuple[int, ...]) -> list[int]:
         return sorted({step for storage in chain for step in self.replays.writers[storage]})
