@@ -25,7 +25,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from pareto_contenders import EAGER, EAGER_FAMILIES, FAMILIES, OUR_FAMILIES, STRATEGY, Lineup, ours, within
+from pareto_contenders import (
+    COMPILED_FAMILIES,
+    EAGER,
+    EAGER_FAMILIES,
+    FAMILIES,
+    OUR_FAMILIES,
+    STRATEGY,
+    Lineup,
+    ours,
+    within,
+)
 from pareto_measure import Entry, compare
 from pareto_plot import picture
 from pareto_verdict import Point, middle_half, sufficient, verdicts
@@ -146,7 +156,7 @@ def tell(record: Record, title: str, entries: Sequence[Entry]) -> list[Point]:
     record.say(f"## {title}")
     record.table(HEAD, rows(entries))
     points = [point for entry in entries if entry.twin is None and (point := entry.point) is not None]
-    record.say(*verdicts(points, OUR_FAMILIES))
+    record.say(*verdicts(points, OUR_FAMILIES, COMPILED_FAMILIES))
     compared = list(within_rows(entries))
     if compared:
         record.say("", f"{STRATEGY} with an eager contender's measured peak for its budget:")

@@ -53,29 +53,43 @@ def middle_half(point: Point, base: Point) -> tuple[float, float]:
 def over(point: Point, base: Point) -> str:
     """Its time over another's, with what the rounds say."""
     low, high = middle_half(point, base)
-    noise = ", within noise" if low <= 1 <= high and low < high else ""
+    noise = ", within noise" if is_noise(point, base) else ""
     return f"{point.time_s / base.time_s:.3f} of the time ({low:.3f} – {high:.3f}{noise})"
 
 
-def verdicts(points: Sequence[Point], families: Sequence[str]) -> Iterator[str]:
-    """A line for each of our `families`, and one for the peers that it dominates."""
+def is_noise(point: Point, base: Point) -> bool:
+    low, high = middle_half(point, base)
+    return low <= 1 <= high and low < high
+
+
+def verdicts(points: Sequence[Point], families: Sequence[str], compiled: Sequence[str] = ()) -> Iterator[str]:
+    """A line for each of our `families` beside peers that run op by op, one beside `compiled` ones, and one for the
+    peers that it dominates."""
     peers = [point for point in points if point.family not in families]
+    beside = {
+        "beside eager peers": [peer for peer in peers if peer.family not in compiled],
+        "beside compiled ones": [peer for peer in peers if peer.family in compiled],
+    }
     for family in families:
         ours = [point for point in points if point.family == family]
         if not ours:
             yield f"- {family}: no point of its own: its plans are other rows', or there are none."
-        elif peers:
-            yield f"- {family}: {verdict(ours, [peer for peer in peers if peer.is_same_step])}"
-            yield from aside(ours, [peer for peer in peers if not peer.is_same_step])
+            continue
+        for where, some in beside.items():
+            if some:
+                yield f"- {family} {where}: {verdict(ours, [peer for peer in some if peer.is_same_step])}"
+                yield from aside(ours, [peer for peer in some if not peer.is_same_step])
+        if peers:
             yield f"- {family}, the other way round: {beaten_by(ours, peers)}"
 
 
 def verdict(ours: Sequence[Point], peers: Sequence[Point]) -> str:
-    found = [(point, strongest(point, peers)) for point in ours]
-    dominated = [f"{point.name} by {against(peer, point)}" for point, peer in found if peer is not None]
-    if not dominated:
+    found = [(peer, point) for point in ours if (peer := strongest(point, peers)) is not None]
+    if not found:
         return f"**not dominated**: no peer of {len(peers)} has as few bytes in as little time as any of {len(ours)}."
-    return f"**dominated: {len(dominated)} of {len(ours)}**. " + "; ".join(dominated) + "."
+    num_clear = sum(not is_noise(peer, point) for peer, point in found)
+    head = f"**dominated: {num_clear} of {len(ours)}**" if num_clear else "**not dominated beyond noise**"
+    return f"{head}. " + "; ".join(f"{point.name} by {against(peer, point)}" for peer, point in found) + "."
 
 
 def aside(ours: Sequence[Point], others: Sequence[Point]) -> Iterator[str]:

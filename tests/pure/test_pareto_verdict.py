@@ -54,6 +54,25 @@ def test_the_verdict_names_the_fastest_of_the_peers_that_dominate(verdict: Modul
     assert "auto by fast peer, 0.800 of the bytes, 0.500 of the time" in line
 
 
+def test_eager_and_compiled_peers_are_judged_apart(verdict: ModuleType) -> None:
+    points = [
+        verdict.Point("auto", "vdnn exact", 100_000, (1.0, 1.0)),
+        verdict.Point("checkpoint", "checkpoint", 50_000, (1.5, 1.5)),
+        verdict.Point("compiled", "inductor", 80_000, (0.5, 0.5)),
+    ]
+    eager, compiled, _ = verdict.verdicts(points, ["vdnn exact"], ["inductor"])
+    assert "beside eager peers: **not dominated**" in eager
+    assert "beside compiled ones: **dominated: 1 of 1**" in compiled
+
+
+def test_within_noise_nobody_is_dominated(verdict: ModuleType) -> None:
+    points = [
+        verdict.Point("auto", "vdnn exact", 100_000, (1.0, 1.2, 1.0, 1.2, 1.1)),
+        verdict.Point("peer", "checkpoint", 100_000, (1.1, 1.0, 1.1, 1.0, 1.1)),
+    ]
+    assert "**not dominated beyond noise**" in next(verdict.verdicts(points, ["vdnn exact"]))
+
+
 def test_nobody_below_is_a_point_not_dominated(verdict: ModuleType) -> None:
     points = [
         verdict.Point("auto", "vdnn exact", 100_000, (1.0,)),
