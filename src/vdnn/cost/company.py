@@ -73,8 +73,9 @@ def _prepared(key: str, make: Callable[[], Run]) -> Prepared:
         begin = perf_counter()
         workspace = workspace_nbytes(run)
         first_s = perf_counter() - begin
-        # The first call may also have made what the library keeps for good: the second is the one to believe.
-        return Prepared(key, run, workspace if first_s >= SINGLE_RUN_S else workspace_nbytes(run), first_s)
+        # The first call may also have made what the library keeps for good: the second is the one to believe. Next to
+        # what an op of so long a time allocates, that is nothing.
+        return Prepared(key, run, workspace if first_s >= SECONDS_PER_OP else workspace_nbytes(run), first_s)
 
 
 def _alone(op: Prepared, repeats: int) -> OpCost:
