@@ -11,7 +11,7 @@ half of the largest single step enough for VGG-16 and U-Net?
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -49,7 +49,7 @@ def compare(batch: int, image_size: int, rounds: int) -> Iterator[list[str]]:
         error = piece.gradient_error
         yield [
             name,
-            ", ".join(piece.inexact) or "as traced",
+            form_of(piece.inexact),
             "" if report.budget_nbytes is None else format_nbytes(report.budget_nbytes),
             format_nbytes(piece.measured.peak_nbytes),
             format_seconds(median(seconds[name])),
@@ -57,6 +57,11 @@ def compare(batch: int, image_size: int, rounds: int) -> Iterator[list[str]]:
             "" if error is None else (error.note if error.relative is None else f"{error.relative:.1e}"),
             " ".join(f"{s:.1f}" for s in seconds[name]),
         ]
+
+
+def form_of(inexact: Sequence[str]) -> str:
+    form, *ops = inexact or ("as traced",)
+    return f"{form}; {len(ops)} ops sum in another order" if ops else form
 
 
 def smallest(name: str, batch: int) -> list[str]:
