@@ -114,7 +114,8 @@ def plan_joint(
 
     if options.plan is None:
         try:
-            posed, plan = choose_form(traced, offered, pose, price, lambda problem: decide(problem, options))
+            outlined_s = sum(cost.seconds for cost in roofline(traced.lowered.graph, options.hardware).ops)
+            posed, plan = choose_form(traced, offered, pose, price, lambda p: decide(p, options), outlined_s)
         except Infeasible as reason:
             raise _with_chunks(reason, options) from None
     else:

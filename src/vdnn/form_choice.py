@@ -2,15 +2,16 @@
 
 Enters: the traced step with its problem, and the other forms that `capture/forms/` offers. Leaves: a form and its plan.
 The one idea: a form is one more candidate. The traced step is planned first; where it does not fit, or where keeping
-the budget costs more than a little time, others are planned too and the fastest is taken. Forms are looked at with
-care, because each has to be written, priced and solved: one whose largest step is over the budget is left out before
-its ops are measured, and the search ends with the first that costs next to nothing.
+the budget costs more than a little time, others are planned too and the fastest is taken. To measure what all ops of a
+form take may last minutes, so forms are first compared in outline, by the roofline: one whose largest step is over the
+budget is left out, a few of the others are planned, and only the best of them are priced by measuring.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from torch import fx
 
@@ -20,7 +21,6 @@ from vdnn.errors import Infeasible
 from vdnn.plan.bounds import largest_step_nbytes
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
-from vdnn.units import format_nbytes
 
 WORTH_A_LOOK = 0.03
 """Share of the step time that a budget may cost before other forms are looked at."""
@@ -29,7 +29,10 @@ GOOD_ENOUGH = 0.01
 """Share of the step time that a form may cost for the search to end with it."""
 
 
-MOST_TRIED = 5
+MOST_SKETCHED = 5
+"""Forms that are compared in outline at a time."""
+
+MOST_PRICED = 2
 """Forms that are priced and solved at most, once one of them fits."""
 
 
@@ -53,18 +56,22 @@ def choose_form(
     pose: Callable[[Form], Posed],
     price: Callable[[Posed], Posed],
     solve: Solve,
+    outlined_s: float,
 ) -> tuple[Posed, Plan]:
     """The fastest form within the budget; Infeasible with the least that any form needs when there is none.
 
-    `pose` writes a form and prices it in outline; `price` finds out what its ops really take.
+    `pose` writes a form and prices it in outline, in which the traced step takes `outlined_s`; `price` finds out what
+    its ops really take.
     """
     search = _Search(solve, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
     search.look_at(traced)
     if not search.is_good_enough(WORTH_A_LOOK):
-        for number, posed in enumerate(search.those_that_may_fit(map(pose, offered)), start=1):
+        for number, posed in enumerate(search.best_first(map(pose, offered), outlined_s), start=1):
             search.look_at(price(posed))
-            if search.is_good_enough(GOOD_ENOUGH) or (search.best is not None and number >= MOST_TRIED):
+            if search.is_good_enough(GOOD_ENOUGH) or (search.best is not None and number >= MOST_PRICED):
                 break
+    if search.best is None and search.too_large:
+        search.look_at(price(search.smallest()))  # for what it really needs
     if search.best is None:
         raise search.refusal()
     return search.best
@@ -78,14 +85,14 @@ class _Search:
     budget_nbytes: int | None
     kept_s: float
     best: tuple[Posed, Plan] | None = None
-    refusals: list[Infeasible] = field(default_factory=list)
-    too_large: list[tuple[int, str]] = field(default_factory=list)
+    refusals: list[tuple[str, Infeasible]] = field(default_factory=list)
+    too_large: list[tuple[int, Posed]] = field(default_factory=list)
 
     def look_at(self, posed: Posed) -> None:
         try:
             plan = self.solve(posed.problem)
         except Infeasible as reason:
-            self.refusals.append(reason)
+            self.refusals.append((posed.problem.form, reason))
             return
         if self.best is None or plan.step_time_s < self.best[1].step_time_s:
             self.best = posed, plan
@@ -93,19 +100,35 @@ class _Search:
     def is_good_enough(self, share: float) -> bool:
         return self.best is not None and self.best[1].step_time_s <= self.kept_s * (1 + share)
 
-    def those_that_may_fit(self, forms: Iterable[Posed]) -> Iterator[Posed]:
-        for posed in forms:
+    def best_first(self, forms: Iterable[Posed], outlined_s: float) -> Iterator[Posed]:
+        """Those that fit in outline: the best of a few, then the next few."""
+        waiting = iter(forms)
+        while sketched := list(islice(self._sketched(waiting, outlined_s), MOST_SKETCHED)):
+            yield from (posed for _, _, posed in sorted(sketched, key=lambda sketch: sketch[:2]))
+
+    def _sketched(self, forms: Iterator[Posed], outlined_s: float) -> Iterator[tuple[float, int, Posed]]:
+        """Planned in outline, up to one that costs next to nothing."""
+        for number, posed in enumerate(forms):
             least_nbytes = largest_step_nbytes(posed.problem)
-            if self.budget_nbytes is None or least_nbytes <= self.budget_nbytes:
-                yield posed
-            else:
-                self.too_large.append((least_nbytes, posed.problem.form))
+            if self.budget_nbytes is not None and least_nbytes > self.budget_nbytes:
+                self.too_large.append((least_nbytes, posed))
+                continue
+            try:
+                seconds = self.solve(posed.problem).step_time_s
+            except Infeasible as reason:
+                self.too_large.append((reason.minimum_nbytes, posed))
+                continue
+            yield seconds, number, posed
+            if seconds <= outlined_s * (1 + GOOD_ENOUGH):
+                return
+
+    def smallest(self) -> Posed:
+        """Of the forms that do not even fit in outline."""
+        return min(self.too_large, key=lambda found: found[0])[1]
 
     def refusal(self) -> Infeasible:
-        """Of the form that needs least among those that were solved; with one that was not, if it needs less still."""
-        refusal = min(self.refusals, key=lambda reason: reason.minimum_nbytes)
-        least_nbytes, form = min(self.too_large, default=(refusal.minimum_nbytes, ""))
-        if least_nbytes >= refusal.minimum_nbytes:
-            return refusal
-        words = f"With {form}, {format_nbytes(least_nbytes)} ({least_nbytes} bytes) and workspaces may do."
-        return Infeasible(f"{refusal}\n{words}", minimum_nbytes=refusal.minimum_nbytes)
+        """That of the form which needs least."""
+        form, reason = min(self.refusals, key=lambda found: found[1].minimum_nbytes)
+        if not form:
+            return reason
+        return Infeasible(f"{reason}\nThat is with the {form}.", minimum_nbytes=reason.minimum_nbytes)

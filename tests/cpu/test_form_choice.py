@@ -9,36 +9,37 @@ import pytest
 
 import vdnn.form_choice
 from vdnn.errors import Infeasible
-from vdnn.form_choice import MOST_TRIED, choose_form
+from vdnn.form_choice import MOST_PRICED, MOST_SKETCHED, choose_form
 
 BUDGET_NBYTES = 10
 
 
-def posed(number: int) -> Any:
+def posed(number: int, *, is_priced: bool = False) -> Any:
     """The traced step is number 0; forms count from 1."""
-    return SimpleNamespace(
-        number=number,
-        problem=SimpleNamespace(
-            number=number, costs=SimpleNamespace(ops=()), budget_nbytes=BUDGET_NBYTES, form=f"form {number}"
-        ),
-    )
+    problem = SimpleNamespace(number=number, costs=SimpleNamespace(ops=()), budget_nbytes=BUDGET_NBYTES)
+    problem.form, problem.is_priced = f"form {number}" if number else "", is_priced
+    return SimpleNamespace(number=number, problem=problem)
 
 
 class Solver:
-    """Solves the forms that fit; writes down which it was asked."""
+    """Solves the forms that fit, in the times given; in outline, all forms, in those. Writes down what was priced."""
 
-    def __init__(self, fitting: dict[int, float]) -> None:
-        self.fitting, self.asked = fitting, list[int]()
+    def __init__(self, fitting: dict[int, float], outlined: dict[int, float] | None = None) -> None:
+        self.fitting, self.outlined, self.priced = fitting, outlined or {}, list[int]()
 
     def __call__(self, problem: Any) -> Any:
-        self.asked.append(problem.number)
+        if problem.number and not problem.is_priced:
+            return SimpleNamespace(step_time_s=self.outlined.get(problem.number, 5.0))
+        self.priced.append(problem.number)
         if problem.number not in self.fitting:
             raise Infeasible("too large", minimum_nbytes=100 - problem.number)
         return SimpleNamespace(step_time_s=self.fitting[problem.number])
 
 
 def chosen(solve: Solver, count: int) -> Any:
-    return choose_form(posed(0), range(1, count + 1), posed, lambda form: form, solve)[0].number  # type: ignore[arg-type]
+    price = lambda form: posed(form.number, is_priced=True)  # noqa: E731
+    forms: Any = range(1, count + 1)
+    return choose_form(posed(0), forms, posed, price, solve, outlined_s=1.0)[0].number
 
 
 @pytest.fixture(autouse=True)
@@ -47,17 +48,23 @@ def everything_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_forms_that_do_not_fit_do_not_end_the_search() -> None:
-    assert chosen(Solver({MOST_TRIED + 2: 1.0}), MOST_TRIED + 3) == MOST_TRIED + 2
+    assert chosen(Solver({MOST_SKETCHED + 2: 1.0}), MOST_SKETCHED + 3) == MOST_SKETCHED + 2
 
 
-def test_once_one_fits_only_a_few_are_looked_at() -> None:
-    solve = Solver(dict.fromkeys(range(20), 1.0))
+def test_once_one_fits_only_the_best_in_outline_are_priced() -> None:
+    solve = Solver(dict.fromkeys(range(20), 2.0), {3: 1.5, 5: 1.2})
     assert chosen(solve, 20) == 0
-    assert len(solve.asked) == 1 + MOST_TRIED
+    assert solve.priced == [0, 5, 3][: 1 + MOST_PRICED]
 
 
 def test_of_those_that_fit_the_fastest_is_taken() -> None:
-    assert chosen(Solver({1: 3.0, 2: 1.0, 3: 2.0}), 4) == 2
+    assert chosen(Solver({1: 3.0, 2: 1.0}), 4) == 2
+
+
+def test_a_form_that_costs_nothing_in_outline_ends_the_comparison() -> None:
+    solve = Solver(dict.fromkeys(range(1, 20), 2.0), {2: 1.0, 3: 0.5})
+    chosen(solve, 20)
+    assert solve.priced[1] == 2
 
 
 def test_where_none_fits_the_least_need_is_named() -> None:
@@ -66,9 +73,10 @@ def test_where_none_fits_the_least_need_is_named() -> None:
     assert caught.value.minimum_nbytes == 97
 
 
-def test_a_form_that_cannot_fit_is_not_priced_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_forms_that_cannot_fit_the_smallest_is_priced_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vdnn.form_choice, "largest_step_nbytes", lambda problem: 50 - problem.number)
     solve = Solver({})
-    with pytest.raises(Infeasible, match=r"With form 3, 47 B \(47 bytes\) and workspaces may do"):
+    with pytest.raises(Infeasible, match="That is with the form 3") as caught:
         chosen(solve, 3)
-    assert solve.asked == [0]
+    assert caught.value.minimum_nbytes == 97
+    assert solve.priced == [0, 3]
