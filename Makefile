@@ -42,7 +42,8 @@ format: setup ## Rewrite files the way `make check` wants them
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Run the benchmarks one after the other: hours (benchmarks/README.md)
-	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/predicted_time.py benchmarks/pareto.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/predicted_time.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@mkdir -p build && $(BIN)/python benchmarks/pareto.py --save build/pareto.md && echo "The picture is build/pareto.svg"
 
 clean: ## Remove what `make` made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/vdnn/codecs/kernels/_native*.so
