@@ -83,8 +83,8 @@ def virtualize(
     which sparse codes get room.
 
     `exact=False` lets sums be added up in another order where that is faster or needs less: convolutions, the largest
-    ops in chunks of the batch, or the whole step. Gradients then differ in the last bits, and the report says where and
-    by how much.
+    ops in chunks of the batch, or the whole step. Gradients then differ in the last bits; the report says where, and
+    by how much if the exact step fits the budget too.
 
     `plan`, one that `vdnn.plan` made or the file it was saved in, is followed instead of making a new one; of another
     model, of other shapes or of another torch it is refused with what differs.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from vdnn.capture.nodes import arguments_of, tensors_of
+from vdnn.capture.nodes import arguments_of, op_of, tensors_of
 from vdnn.runtime import variants
 from vdnn.runtime.variants import Layout
 
@@ -30,18 +30,16 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 def variant_call(node: fx.Node, variant: str) -> Call:
     """What generated code calls in place of the op."""
-    return _IN_A_STEP[node.target], _arguments(node, variant)  # type: ignore[index]
+    return _IN_A_STEP[op_of(node)], _arguments(node, variant)
 
 
 def variant_alone(node: fx.Node, variant: str) -> Call:
     """The same outside a training step, to be measured."""
-    return _ALONE[node.target], _arguments(node, variant)  # type: ignore[index]
+    return _ALONE[op_of(node)], _arguments(node, variant)
 
 
 def _arguments(node: fx.Node, variant: str) -> tuple[Any, ...]:
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
-    arguments = arguments_of(node)
-    return (variant, tuple(_layout(tensor) for tensor in tensors_of(node)), *arguments.values())
+    return (variant, tuple(_layout(tensor) for tensor in tensors_of(node)), *arguments_of(node).values())
 
 
 def _layout(tensor: torch.Tensor | None) -> Layout | None:

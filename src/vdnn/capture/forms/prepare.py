@@ -15,7 +15,7 @@ from torch import fx
 
 from vdnn.capture.forms.calls import Caller, copy_of
 from vdnn.capture.forms.mean_losses import sum_instead_of_mean
-from vdnn.capture.nodes import arguments_of, is_op, set_value, tensor_of
+from vdnn.capture.nodes import arguments_of, is_op, op_of, set_value, tensor_of
 from vdnn.capture.tidy import draw_random_numbers_in_place, remove_detaches, separate_phases
 from vdnn.capture.traits import needs_of, traits_of
 from vdnn.ir import Need, Trait
@@ -55,9 +55,8 @@ def _draw_into_constants(graph: fx.Graph) -> None:
 
 
 def _read_for_their_shape(node: fx.Node) -> list[fx.Node]:
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
     arguments = arguments_of(node)
-    shapes = [arguments[name] for name, need in needs_of(node.target, arguments).items() if need is Need.SHAPE]
+    shapes = [arguments[name] for name, need in needs_of(op_of(node), arguments).items() if need is Need.SHAPE]
     return [source for source in shapes if isinstance(source, fx.Node)]
 
 
