@@ -17,6 +17,7 @@ of the channels: a sixteenth of the parameters, a quarter of the maps, a sixteen
 from __future__ import annotations
 
 import argparse
+import os
 import resource
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from provenance import Record, provenance
@@ -36,6 +38,7 @@ from torch import nn
 import vdnn
 from vdnn import compiler, front_ends
 from vdnn.api import session_of
+from vdnn.environment import PLAN_CACHE
 from vdnn.models.registry import resolve
 from vdnn.models.spec import ModelSpec, Workload
 from vdnn.plan.bounds import minimum_budget
@@ -134,7 +137,7 @@ def train(setting: Setting, *, num_steps: int = 1, compare: bool = False) -> tup
     made = setting.workload()
     expected = plain_gradients(made) if compare else None
     watch = Stopwatch()
-    with watch.watching((*PASSES, *PLANNING)):
+    with patch.dict(os.environ, {PLAN_CACHE: "off"}), watch.watching((*PASSES, *PLANNING)):
         step = setting.virtualized(made)
     (executor,) = session_of(step).executors
     times_s: list[float] = []

@@ -109,6 +109,8 @@ def plan_joint(
         return replace(posed, problem=replace(posed.problem, form=form.name), traced=traced)
 
     def price(posed: Posed) -> Posed:
+        if options.chosen_costs == "roofline":
+            return posed
         costs, variants = estimate(posed.lowered, in_bytes)
         return replace(posed, problem=replace(posed.problem, costs=costs, variants=variants))
 

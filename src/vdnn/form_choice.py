@@ -4,7 +4,8 @@ Enters: the traced step with its problem, and the other forms that `capture/form
 The one idea: a form is one more candidate. The traced step is planned first; where it does not fit, or where keeping
 the budget costs more than a little time, others are planned too and the fastest is taken. To measure what all ops of a
 form take may last minutes, so forms are first compared in outline, by the roofline: one whose largest step is over the
-budget is left out, a few of the others are planned, and only the best of them are priced by measuring.
+budget is left out, a few of the others are planned, and only the best of them are priced by measuring. Of a step so
+long that planning it takes many seconds, others are looked at only where it does not fit.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ WORTH_A_LOOK = 0.03
 GOOD_ENOUGH = 0.01
 """Share of the step time that a form may cost for the search to end with it."""
 
+MANY = 10_000
+"""Steps from which on writing and planning a form takes ten seconds and more."""
 
 MOST_SKETCHED = 5
 """Forms that are compared in outline at a time."""
@@ -61,13 +64,15 @@ def choose_form(
     """The fastest form within the budget; Infeasible with the least that any form needs when there is none.
 
     `pose` writes a form and prices it in outline, in which the traced step takes `outlined_s`; `price` finds out what
-    its ops really take.
+    its ops really take, and returns the same where the outline is all there is.
     """
     search = _Search(solve, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
     search.look_at(traced)
-    if not search.is_good_enough(WORTH_A_LOOK):
-        for number, posed in enumerate(search.best_first(map(pose, offered), outlined_s), start=1):
-            search.look_at(price(posed))
+    is_settled = search.best is not None and len(traced.problem.graph) > MANY
+    if not is_settled and not search.is_good_enough(WORTH_A_LOOK):
+        for number, (posed, sketch) in enumerate(search.best_first(map(pose, offered), outlined_s), start=1):
+            priced = price(posed)
+            search.look_at(priced, sketch if priced is posed else None)
             if search.is_good_enough(GOOD_ENOUGH) or (search.best is not None and number >= MOST_PRICED):
                 break
     if search.best is None and search.too_large:
@@ -88,9 +93,10 @@ class _Search:
     refusals: list[tuple[str, Infeasible]] = field(default_factory=list)
     too_large: list[tuple[int, Posed]] = field(default_factory=list)
 
-    def look_at(self, posed: Posed) -> None:
+    def look_at(self, posed: Posed, plan: Plan | None = None) -> None:
+        """`plan`: where it is known already."""
         try:
-            plan = self.solve(posed.problem)
+            plan = plan or self.solve(posed.problem)
         except Infeasible as reason:
             self.refusals.append((posed.problem.form, reason))
             return
@@ -100,26 +106,26 @@ class _Search:
     def is_good_enough(self, share: float) -> bool:
         return self.best is not None and self.best[1].step_time_s <= self.kept_s * (1 + share)
 
-    def best_first(self, forms: Iterable[Posed], outlined_s: float) -> Iterator[Posed]:
+    def best_first(self, forms: Iterable[Posed], outlined_s: float) -> Iterator[tuple[Posed, Plan]]:
         """Those that fit in outline: the best of a few, then the next few."""
         waiting = iter(forms)
         while sketched := list(islice(self._sketched(waiting, outlined_s), MOST_SKETCHED)):
-            yield from (posed for _, _, posed in sorted(sketched, key=lambda sketch: sketch[:2]))
+            yield from sorted(sketched, key=lambda sketch: sketch[1].step_time_s)
 
-    def _sketched(self, forms: Iterator[Posed], outlined_s: float) -> Iterator[tuple[float, int, Posed]]:
+    def _sketched(self, forms: Iterator[Posed], outlined_s: float) -> Iterator[tuple[Posed, Plan]]:
         """Planned in outline, up to one that costs next to nothing."""
-        for number, posed in enumerate(forms):
+        for posed in forms:
             least_nbytes = largest_step_nbytes(posed.problem)
             if self.budget_nbytes is not None and least_nbytes > self.budget_nbytes:
                 self.too_large.append((least_nbytes, posed))
                 continue
             try:
-                seconds = self.solve(posed.problem).step_time_s
+                plan = self.solve(posed.problem)
             except Infeasible as reason:
                 self.too_large.append((reason.minimum_nbytes, posed))
                 continue
-            yield seconds, number, posed
-            if seconds <= outlined_s * (1 + GOOD_ENOUGH):
+            yield posed, plan
+            if plan.step_time_s <= outlined_s * (1 + GOOD_ENOUGH):
                 return
 
     def smallest(self) -> Posed:

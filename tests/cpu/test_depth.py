@@ -45,12 +45,13 @@ def test_every_part_of_the_way_to_a_step_is_timed(depth: ModuleType) -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_layers_are_planned_and_checked_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("strategy", ["superneurons", "auto"])
+def test_ten_thousand_layers_are_planned_and_checked_in_seconds(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(superneurons_networks.RESNET_BLOCKS, 2498, RESNET2500)
     problem = superneurons_problem(superneurons_networks.resnet(2498, batch=32))
     assert problem.graph.num_forward > 9000
     bounded = replace(problem, budget_nbytes=Plan(problem, "keep-all").peak_nbytes // 10)
     begin = process_time()
-    plan = check(solve(bounded, "superneurons"))
+    plan = check(solve(bounded, strategy))
     assert process_time() - begin < PLANNING_S
     assert plan.peak_nbytes <= plan.problem.budget_nbytes  # type: ignore[operator]

@@ -9,14 +9,14 @@ import pytest
 
 import vdnn.form_choice
 from vdnn.errors import Infeasible
-from vdnn.form_choice import MOST_PRICED, MOST_SKETCHED, choose_form
+from vdnn.form_choice import MANY, MOST_PRICED, MOST_SKETCHED, choose_form
 
 BUDGET_NBYTES = 10
 
 
 def posed(number: int, *, is_priced: bool = False) -> Any:
     """The traced step is number 0; forms count from 1."""
-    problem = SimpleNamespace(number=number, costs=SimpleNamespace(ops=()), budget_nbytes=BUDGET_NBYTES)
+    problem = SimpleNamespace(number=number, costs=SimpleNamespace(ops=()), budget_nbytes=BUDGET_NBYTES, graph=())
     problem.form, problem.is_priced = f"form {number}" if number else "", is_priced
     return SimpleNamespace(number=number, problem=problem)
 
@@ -80,3 +80,26 @@ def test_of_forms_that_cannot_fit_the_smallest_is_priced_for_what_it_needs(monke
         chosen(solve, 3)
     assert caught.value.minimum_nbytes == 97
     assert solve.priced == [0, 3]
+
+
+def test_a_long_step_that_fits_is_taken_as_it_was_traced() -> None:
+    solve = Solver({0: 9.0, 1: 1.0})
+    long = posed(0)
+    long.problem.graph = range(MANY + 1)
+    forms: Any = range(1, 3)
+    found, _ = choose_form(long, forms, posed, lambda form: form, solve, outlined_s=1.0)
+    assert found.number == 0
+    assert solve.priced == [0]
+
+
+def test_a_plan_in_outline_stays_where_nothing_is_priced() -> None:
+    calls: list[int] = []
+
+    def solve(problem: Any) -> Any:
+        calls.append(problem.number)
+        return SimpleNamespace(step_time_s=5.0 if problem.number == 0 else 2.0)
+
+    forms: Any = range(1, 2)
+    found, _ = choose_form(posed(0), forms, posed, lambda form: form, solve, outlined_s=1.0)
+    assert found.number == 1
+    assert calls == [0, 1]

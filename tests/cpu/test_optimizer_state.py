@@ -7,17 +7,9 @@ import torch
 from torch import nn
 
 import vdnn
+from vdnn.cli.training import OPTIMIZERS as OF_TORCH
 from vdnn.ir import Role
 from vdnn.optimizers import OPTIMIZERS
-
-OF_TORCH = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
-    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
 
 
 def network() -> nn.Module:
@@ -25,7 +17,7 @@ def network() -> nn.Module:
     return nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(32, 32), nn.ReLU())))
 
 
-def test_every_optimizer_is_compared_with_torchs_own():
+def test_the_command_line_trains_with_every_optimizer_whose_state_is_counted():
     assert {*OF_TORCH, "none"} == set(OPTIMIZERS)
 
 

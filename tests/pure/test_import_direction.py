@@ -19,12 +19,13 @@ import vdnn
 SOURCE = Path(vdnn.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-VOCABULARY = {"ir", "units", "errors", "environment"}
+VOCABULARY = {"ir", "units", "errors", "environment", "collector"}
 MAY_IMPORT = {
     "ir": set(),
     "units": set(),
     "errors": set(),
     "environment": set(),
+    "collector": set(),
     "hardware": VOCABULARY,
     "capture": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
     "codecs": VOCABULARY,
@@ -40,6 +41,7 @@ NEVER_TORCH = (
     "ir",
     "units",
     "errors",
+    "collector",
     "plan",
     "papers",
     "report",

@@ -189,7 +189,7 @@ def _lower_op(
         module=module,
         reads=_reads(node, value_of_node, builder),
         writes=writes,
-        flops=_flops(node),
+        flops=0 if Trait.VIEW in traits else _flops(node),
         traits=traits,
     )
     return op, written
@@ -288,7 +288,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 def _flops(node: fx.Node) -> int:
     """PyTorch's own counts for matrix products, convolutions and attention; one per result element for everything
     else."""
-    if not isinstance(node.target, torch._ops.OpOverload) or is_view(node):
+    if not isinstance(node.target, torch._ops.OpOverload):
         return 0
     counter = flop_registry.get(node.target.overloadpacket)
     if counter is not None:

@@ -39,10 +39,11 @@ def tensors_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
 
     A backward op leaves out the gradients that its `output_mask` does not ask for; the tracer's version may not."""
     value = value_of(node)
-    items = value if isinstance(value, (tuple, list)) else (value,)
-    mask = _output_mask(node) or [True] * len(items)
+    if not isinstance(value, (tuple, list)):
+        return (value if isinstance(value, torch.Tensor) else None,)
+    mask = _output_mask(node) or [True] * len(value)
     return tuple(
-        item if isinstance(item, torch.Tensor) and wanted else None for item, wanted in zip(items, mask, strict=True)
+        item if isinstance(item, torch.Tensor) and wanted else None for item, wanted in zip(value, mask, strict=True)
     )
 
 

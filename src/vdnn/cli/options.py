@@ -10,10 +10,11 @@ from typing import Annotated
 import typer
 
 from vdnn.codecs import LOSSY_FORMATS
+from vdnn.optimizers import OPTIMIZERS as STATE_OF
 from vdnn.plan.budget import parse_share
 from vdnn.units import parse_nbytes
 
-OPTIMIZERS = ("sgd", "momentum", "adam")
+OPTIMIZERS = tuple(name for name in STATE_OF if name != "none")
 COSTS = ("roofline", "measured")
 LARGEST_INT64 = 2**63 - 1
 
@@ -139,7 +140,9 @@ Device = Annotated[
 ]
 StateOf = Annotated[
     str | None,
-    typer.Option("--optimizer", metavar="NAME", parser=optimizer_name, help="Count its state: sgd, momentum or adam."),
+    typer.Option(
+        "--optimizer", metavar="NAME", parser=optimizer_name, help=f"Count its state: {', '.join(OPTIMIZERS)}."
+    ),
 ]
 Costs = Annotated[
     str | None,

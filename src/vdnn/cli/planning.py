@@ -77,6 +77,7 @@ def ask(
 
 def solve(asked: Asked) -> Solved:
     """The plan that the options ask for, timed apart from the capture."""
+    import vdnn.plan.optimiser.search  # noqa: F401 - loading the solver is no part of planning
     from vdnn.api import captured_step
     from vdnn.compiler import plan_joint
 

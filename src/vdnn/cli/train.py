@@ -16,6 +16,7 @@ from rich.text import Text
 from vdnn.cli.answer import Answer
 from vdnn.cli.failures import FAILED
 from vdnn.cli.options import (
+    OPTIMIZERS,
     Batch,
     Budget,
     ChannelsLast,
@@ -49,7 +50,7 @@ Steps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training
 LearningRate = Annotated[float, typer.Option("--lr", metavar="RATE", parser=rate, help="Learning rate.")]
 Seed = Annotated[int, typer.Option(metavar="S", parser=whole, help="Seed of the weights, the batch and dropout.")]
 Optimizer = Annotated[
-    str, typer.Option(metavar="NAME", parser=optimizer_name, help="sgd, momentum or adam; its state counts.")
+    str, typer.Option(metavar="NAME", parser=optimizer_name, help=f"{', '.join(OPTIMIZERS)}; its state counts.")
 ]
 Verify = Annotated[
     bool,

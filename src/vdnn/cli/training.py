@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -18,6 +19,15 @@ from torch import Tensor, nn
 from vdnn.models import Workload
 
 MOMENTUM = 0.9  # the value of the papers' training runs (AlexNet, VGG, ResNet)
+
+OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +68,7 @@ class Trainee:
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    makers: Mapping[str, Callable[[], torch.optim.Optimizer]] = {
-        "sgd": lambda: torch.optim.SGD(model.parameters(), lr=lr),
-        "momentum": lambda: torch.optim.SGD(model.parameters(), lr=lr, momentum=MOMENTUM),
-        "adam": lambda: torch.optim.Adam(model.parameters(), lr=lr),
-    }
-    return makers[name]()
+    return OPTIMIZERS[name](model.parameters(), lr=lr)
 
 
 def twin_of(workload: Workload, load_again: Callable[[], Workload], optimizer: str, lr: float) -> Trainee:

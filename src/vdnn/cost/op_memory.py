@@ -20,15 +20,15 @@ to stderr; the entry points below take 30 microseconds. `tests/cpu/test_measured
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from itertools import accumulate
 
 import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+from vdnn.collector import collector_paused
 
 _ALLOCATION = "memory_alloc"  # allocations and, with a negative size, releases
 
@@ -49,7 +49,7 @@ def _recorded(run: Callable[[], object]) -> int:
 def allocation_changes(run: Callable[[], object]) -> list[int]:
     """What this thread's allocations add and its releases take away, in order. The result of the run is released only
     after the recording ends: it is no workspace."""
-    with _no_collection():
+    with collector_paused():  # what it frees meanwhile would pass for workspace
         _enable_profiler_legacy(_memory_only())
         try:
             result = run()
@@ -75,15 +75,3 @@ def _memory_only() -> ProfilerConfig:
         False,  # modules
         _ExperimentalConfig(),
     )
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """A tensor that the garbage collector frees in the middle of the op would pass for workspace."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

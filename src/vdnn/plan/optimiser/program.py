@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from ortools.linear_solver.python import model_builder
@@ -75,7 +76,6 @@ class Optimiser:
     def __init__(self, model: Model) -> None:
         self.model = model
         self.traffic = Traffic(model)
-        self._drafts = {is_relaxed: Draft(model, is_relaxed=is_relaxed) for is_relaxed in (True, False)}
 
     def solve(self, budget_nbytes: int, learned: Learned, *, link_scale: float = 1.0) -> Solution | None:
         """The cheapest choices within the budget at the steps that bind; None: there are none. `link_scale`: how much
@@ -101,7 +101,16 @@ class Optimiser:
     def _program(
         self, is_relaxed: bool, budget_nbytes: int, learned: Learned, link_scale: float, settled: Mapping[int, int]
     ) -> Program:
-        return Program(self._drafts[is_relaxed], self.traffic, budget_nbytes, learned, link_scale, settled)
+        draft = self._relaxed if is_relaxed else self._whole
+        return Program(draft, self.traffic, budget_nbytes, learned, link_scale, settled)
+
+    @cached_property
+    def _relaxed(self) -> Draft:
+        return Draft(self.model, is_relaxed=True)
+
+    @cached_property
+    def _whole(self) -> Draft:
+        return Draft(self.model, is_relaxed=False)
 
 
 class Draft:

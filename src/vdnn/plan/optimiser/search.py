@@ -140,7 +140,8 @@ class Search:
 
     @cached_property
     def extremes(self) -> list[Plan]:
-        """One mechanism before all others, everywhere: whoever asks for little gets one of these."""
+        """One mechanism before all others, everywhere: whoever asks for little gets one of these. One mechanism alone
+        is a plan only small problems have the time for."""
         orders: tuple[tuple[str, ...], ...] = (
             (),
             (OFFLOAD,),
@@ -151,7 +152,7 @@ class Search:
             (RECOMPUTE,),
             (ENCODE,),
         )
-        few = orders if len(self.problem.graph) <= MANY else orders[:3]
+        few = orders if self._is_small else orders[:5] if len(self.problem.graph) <= MANY else orders[:3]
         plans = [compose(self.ground, self._preferring(order), 0) for order in few]
         reached = min(plan.peak_nbytes for plan in plans) <= minimum_budget(self.problem)[0]
         return plans if reached else [*plans, *self._offload_floor()]
@@ -176,12 +177,20 @@ class Search:
         return min(self.extremes, key=lambda plan: plan.peak_nbytes)
 
     def _climb_down(self, budget_nbytes: int) -> None:
-        """From the budget's own rung downwards, until no lower one can be faster, or the work is done."""
-        for rung in reversed([rung for rung in self.rungs if rung <= budget_nbytes]):
-            fastest_s = min((p.step_time_s for p in self.found if p.peak_nbytes <= budget_nbytes), default=float("inf"))
-            if self.work_left <= 0 or self._cannot_be_faster(rung, fastest_s):
+        """From the budget's own rung downwards, until no lower one can be faster, or the work is done. Large problems
+        ask published strategies once, where the program's own plans are behind what it believed."""
+        below = [rung for rung in self.rungs if rung <= budget_nbytes]
+        for rung in reversed(below):
+            if self.work_left <= 0 or self._cannot_be_faster(rung, self._fastest_s(budget_nbytes)):
                 break
             self.found += self._plans_at(rung)
+            if self._is_small:
+                self.found += self._published(rung)
+            elif rung == below[-1] and not self._cannot_be_faster(rung, self._fastest_s(budget_nbytes)):
+                self.found += self._published(budget_nbytes)
+
+    def _fastest_s(self, budget_nbytes: int) -> float:
+        return min((p.step_time_s for p in self.found if p.peak_nbytes <= budget_nbytes), default=float("inf"))
 
     def _cannot_be_faster(self, budget_nbytes: int, fastest_s: float) -> bool:
         """By what the program believes if no copy is ever waited for; on large problems already by what it believes of
@@ -200,13 +209,14 @@ class Search:
             plans += [] if plan is None else [plan]
             if plan is None or plan.timeline.stall_s < STALL_WORTH_A_TRY * plan.step_time_s or self.work_left <= 0:
                 break
-        return [*plans, *self._published(budget_nbytes)]
+        return plans
 
     def _published(self, budget_nbytes: int) -> Iterator[Plan]:
         """What strategies with one or two mechanisms find: a check on the program, and where it finds nothing, the
         answer."""
         asked = replace(self.ground.lean, budget_nbytes=budget_nbytes)
-        for strategy in (offload.solve, superneurons.solve, vdnn_all.solve_memory_optimal):
+        everyone = (superneurons.solve, offload.solve, vdnn_all.solve_memory_optimal)
+        for strategy in everyone if len(self.problem.graph) <= MANY else everyone[:1]:
             self.work_left -= JUDGED * len(self.problem.graph)
             with suppress(Infeasible):
                 plan = strategy(replace(asked, variants={}))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from vdnn.collector import collector_paused
 from vdnn.errors import InvalidInput
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
@@ -56,4 +57,5 @@ def solve(problem: Problem, strategy: str = "keep-all") -> Plan:
     """The plan of the named strategy, or InvalidInput with the names there are."""
     if strategy not in STRATEGIES:
         raise InvalidInput(f"there is no strategy {strategy!r}. Choose one of: {', '.join(sorted(STRATEGIES))}.")
-    return STRATEGIES[strategy](problem)
+    with collector_paused():
+        return STRATEGIES[strategy](problem)

@@ -1,0 +1,22 @@
+"""What every test finds: a cache directory of this run alone.
+
+What was measured or planned in an earlier run, or by the user of this machine, decides nothing here, and nothing that
+a test measures or plans is found by anybody else. Workers of one run share the directory: a cost is measured once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from vdnn.environment import CACHE_DIR
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Iterator[None]:
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_DIR, str(shared / "vdnn-cache"))
+        yield
