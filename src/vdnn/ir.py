@@ -51,6 +51,9 @@ class Need(StrEnum):
     ALL = "all values"
 
 
+NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
+"""Reads that touch no byte: whoever asks for no more does not keep a storage alive."""
+
 Detail = tuple[float | int, ...]
 """What exactly a partial need asks for: the test behind a bit, the geometry of a window."""
 

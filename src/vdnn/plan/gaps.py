@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from vdnn.cost.table import CostTable
-from vdnn.ir import PERSISTENT_ROLES, Graph, Need, Role, Trait
+from vdnn.ir import NO_USE, PERSISTENT_ROLES, Graph, Role, Trait
 
 Bytes = npt.NDArray[np.int64]
-
-_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ def uses(graph: Graph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     storage_of = [value.storage for value in graph.values]
     for step, op in enumerate(graph.ops):
         written = {storage_of[value] for value in op.writes}
-        read = {storage_of[read.value] for read in op.reads if read.need not in _NO_USE}
+        read = {storage_of[read.value] for read in op.reads if read.need not in NO_USE}
         for storage in written | read:
             used[storage].append(step)
         if Trait.VIEW not in op.traits:

@@ -12,9 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 
-from vdnn.ir import PERSISTENT_ROLES, Graph, Need, Trait
+from vdnn.ir import NO_USE, PERSISTENT_ROLES, Graph, Trait
 
-_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 _NEVER_TWICE = frozenset({Trait.COLLECTIVE, Trait.MUST_KEEP})
 
 
@@ -68,7 +67,7 @@ class Replays:
                 return None
             for read in graph.replayed(step)[0]:
                 source = graph.values[read.value].storage
-                if source == storage or read.need in _NO_USE:
+                if source == storage or read.need in NO_USE:
                     continue
                 if self.changed.get(source, -1) > step:
                     return None

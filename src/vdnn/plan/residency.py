@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vdnn.ir import Need, Read, Role
+from vdnn.ir import NO_USE, Read, Role
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
@@ -26,7 +26,6 @@ Column = npt.NDArray[np.int64]
 
 _ROW = {role: row for row, role in enumerate(ROLES)}
 _WORKSPACE = _ROW[Role.WORKSPACE]
-_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 _DEVICE = 0  # the device is the first tier
 
 
@@ -167,7 +166,7 @@ class _Book:
             storage = self.storage_of[read.value]
             if self.since[storage] >= 0:
                 self.touched[storage] = position
-            elif storage in self.code_of and read.need not in _NO_USE:
+            elif storage in self.code_of and read.need not in NO_USE:
                 self.code_touched[self.code_of[storage]] = position
         workspace_nbytes = self.costs[op].workspace_nbytes
         if workspace_nbytes:

@@ -27,11 +27,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from vdnn.ir import Graph, Need, Trait
+from vdnn.ir import NO_USE, Graph, Trait
 from vdnn.plan.actions import Drop, Encode, EncodeOffload, Offload, Recompute
 from vdnn.plan.plan import Plan
-
-_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 
 
 class Kind(StrEnum):
@@ -174,7 +172,7 @@ def _leaving_at_once(plan: Plan, agenda: _Agenda, step: int) -> dict[int, tuple[
     graph, replays = plan.problem.graph, agenda.replay.get(step, {})
     leaving = {i.storage: i for i in agenda.leave.get(step, ()) if _costs_no_copy(plan, i)} if replays else {}
     for read in graph.ops[step].reads:
-        if read.need not in _NO_USE:
+        if read.need not in NO_USE:
             leaving.pop(graph.values[read.value].storage, None)
     replayed = {plan.decisions[position].storage for asked in replays.values() for position in asked}
     last: dict[int, tuple[int, Instruction]] = {}

@@ -25,6 +25,7 @@ from vdnn.capture.forms.analysis import Analysis
 from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.chunked import Network, sample_nbytes, splittable
 from vdnn.capture.forms.linear import is_linear_in_tangent
+from vdnn.capture.forms.rules_of_layers import CROSS_ENTROPIES
 from vdnn.capture.forms.stretches import Choice, Program, Stretch, schedule, writes_input
 from vdnn.capture.information import op_name
 from vdnn.capture.nodes import is_tangent, set_phase, shape_of, tensor_of
@@ -35,8 +36,6 @@ aten = torch.ops.aten
 _SMALL_SHARE = 1 / 8
 """Rows of log-probabilities up to this share of the largest step are kept for all chunks, so that the loss is one sum
 with the bits it has in one piece. In language models they are the largest tensor there is."""
-
-_CROSS_ENTROPIES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 
 def can_accumulate(network: Network) -> bool:
@@ -69,7 +68,7 @@ def _program(analysis: Analysis) -> tuple[Choice, Program]:
 
 def _small_losses(analysis: Analysis) -> list[fx.Node]:
     largest = max((sample_nbytes(analysis, op) for op in analysis.ops), default=0)
-    losses = [op for op in splittable(analysis) if op_name(op) in _CROSS_ENTROPIES]
+    losses = [op for op in splittable(analysis) if op_name(op) in CROSS_ENTROPIES]
     return [op for op in losses if sample_nbytes(analysis, op) <= _SMALL_SHARE * largest]
 
 

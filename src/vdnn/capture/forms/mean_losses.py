@@ -18,15 +18,12 @@ from torch import fx
 
 from vdnn.capture.forms.calls import Caller
 from vdnn.capture.forms.rows import dims_of
-from vdnn.capture.forms.rules_of_layers import LOSSES
+from vdnn.capture.forms.rules_of_layers import CROSS_ENTROPIES, LOSSES, Reduction
 from vdnn.capture.information import op_name
 from vdnn.capture.nodes import arguments_of, is_getitem, op_of, set_value, shape_of, tensor_of, value_of
 
 aten = torch.ops.aten
 
-_MEAN, _SUM = 1, 2  # at::Reduction
-
-_CROSS_ENTROPIES = ("nll_loss_forward", "nll_loss2d_forward")
 _LOSS_BACKWARDS = frozenset(f"{name}_backward" for name in LOSSES)
 
 
@@ -36,7 +33,7 @@ def sum_instead_of_mean(graph: fx.Graph) -> set[fx.Node]:
     for node in list(graph.nodes):
         name = op_name(node) if node.op == "call_function" else ""
         with graph.inserting_before(node):
-            if name in _CROSS_ENTROPIES:
+            if name in CROSS_ENTROPIES:
                 counting |= _count_first(node, caller)
             elif name in LOSSES and _is_mean(node):
                 _replace(node, _sum_over(node, caller, _largest(node)))
@@ -48,7 +45,7 @@ def sum_instead_of_mean(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_mean(node: fx.Node) -> bool:
-    return bool(arguments_of(node)["reduction"] == _MEAN)
+    return bool(arguments_of(node)["reduction"] == Reduction.MEAN)
 
 
 def _replace(node: fx.Node, by: fx.Node) -> None:
@@ -62,7 +59,7 @@ def _count_first(node: fx.Node, caller: Caller) -> set[fx.Node]:
     """Cross entropy: the total weight from the targets, then the sum of losses, then their quotient."""
     arguments = arguments_of(node)
     total, counting = _total_weight(node, arguments, caller)
-    reduction = _SUM if _is_mean(node) else arguments["reduction"]
+    reduction = int(Reduction.SUM) if _is_mean(node) else arguments["reduction"]
     values = [*node.args[:3], reduction, arguments["ignore_index"]]
     losses = caller.call(node, node.target, *values, name=f"{node.name}_sum")
     for user in [user for user in list(node.users) if is_getitem(user)]:
@@ -112,7 +109,7 @@ def _backward_of_sum(node: fx.Node, caller: Caller) -> fx.Node:
 def _with_sum(node: fx.Node) -> list[Any]:
     """The positional arguments with another reduction."""
     arguments = arguments_of(node)
-    return [_SUM if name == "reduction" else arguments[name] for name in _positional(node)]
+    return [int(Reduction.SUM) if name == "reduction" else arguments[name] for name in _positional(node)]
 
 
 def _other_options(node: fx.Node) -> dict[str, Any]:

@@ -8,12 +8,21 @@ the whole batch. Reductions of losses are sums here; `mean_losses.py` has made t
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import IntEnum
 
 from vdnn.capture.forms.rows import Call, MixesSamples, Rows, Split, Total, only
 from vdnn.capture.forms.rules_of_math import elementwise
 
-_SUM = 2  # at::Reduction::Sum
-_NONE = 0  # at::Reduction::None
+
+class Reduction(IntEnum):
+    """at::Reduction: how a loss makes one number of many."""
+
+    NONE = 0
+    MEAN = 1
+    SUM = 2
+
+
+CROSS_ENTROPIES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 
 def _leading(call: Call, *names: str) -> Rows:
@@ -121,9 +130,9 @@ def attention(call: Call) -> Split:
 def nll_loss(call: Call) -> Split:
     call.whole(call["weight"])
     rows = _leading(call, "self", "target")
-    if call["reduction"] == _NONE:
+    if call["reduction"] == Reduction.NONE:
         return call.split(rows, Total.SUM)
-    if call["reduction"] != _SUM:
+    if call["reduction"] != Reduction.SUM:
         raise MixesSamples
     return call.split(Total.SUM, Total.SUM)
 
@@ -131,16 +140,16 @@ def nll_loss(call: Call) -> Split:
 def nll_loss_backward(call: Call) -> Split:
     """The total weight is that of the whole batch, whatever the reduction."""
     call.whole(call["weight"], call["total_weight"])
-    if call["reduction"] == _NONE:
+    if call["reduction"] == Reduction.NONE:
         return call.split(_leading(call, "grad_output", "self", "target"))
     call.whole(call["grad_output"])
     return call.split(_leading(call, "self", "target"))
 
 
 def loss(call: Call) -> Split:
-    if call["reduction"] == _NONE:
+    if call["reduction"] == Reduction.NONE:
         return elementwise(call)
-    if call["reduction"] != _SUM:
+    if call["reduction"] != Reduction.SUM:
         raise MixesSamples
     ndim = max(len(call.shape(source)) for source in call.sources)
     found = ((rows, len(call.shape(source))) for source in call.sources if (rows := call.known(source)))
@@ -151,7 +160,7 @@ def loss(call: Call) -> Split:
 
 
 def loss_backward(call: Call) -> Split:
-    if call["reduction"] not in (_NONE, _SUM):
+    if call["reduction"] not in (Reduction.NONE, Reduction.SUM):
         raise MixesSamples
     return elementwise(call)
 

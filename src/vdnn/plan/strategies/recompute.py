@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from vdnn.ir import PERSISTENT_ROLES, Need
+from vdnn.ir import NO_USE, PERSISTENT_ROLES
 from vdnn.plan.actions import Decision, Recompute
 from vdnn.plan.gaps import uses
 from vdnn.plan.plan import Plan
@@ -29,7 +29,6 @@ from vdnn.plan.replay import Replays
 from vdnn.plan.segments import Segment, last_uses, segments
 from vdnn.plan.strategies.vdnn_policy import within_budget
 
-_NO_USE = frozenset({Need.NOTHING, Need.SHAPE})
 _WAY_OUT = "choose 'superneurons', which also moves what is not recomputed"
 
 Policy = Callable[["Ground", Segment], Iterator[Decision]]
@@ -135,7 +134,7 @@ def l_peak(problem: Problem) -> int:
 def needed_nbytes(problem: Problem, step: int) -> int:
     """What one step reads and writes, and its workspace."""
     graph, op = problem.graph, problem.graph.ops[step]
-    touched = {graph.values[read.value].storage for read in op.reads if read.need not in _NO_USE}
+    touched = {graph.values[read.value].storage for read in op.reads if read.need not in NO_USE}
     touched |= {graph.values[value].storage for value in op.writes}
     regulated = (graph.storages[storage] for storage in touched)
     maps = sum(storage.nbytes for storage in regulated if storage.role not in PERSISTENT_ROLES)
