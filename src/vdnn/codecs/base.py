@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from vdnn.ir import Detail, Information, Need, Storage
+from vdnn.ir import NO_USE, Detail, Information, Storage
 
 Flat = Any
 Kernels = Any
@@ -83,7 +83,7 @@ def is_whole_elements(storage: Storage) -> bool:
 
 
 def needs_nothing(wanted: Information) -> bool:
-    return wanted.need in (Need.NOTHING, Need.SHAPE)
+    return wanted.need in NO_USE
 
 
 def typed(raw: Flat, dtype: str) -> Flat:

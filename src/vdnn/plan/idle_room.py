@@ -9,7 +9,7 @@ Largest first, each taking its room.
 
 from __future__ import annotations
 
-from vdnn.ir import Need
+from vdnn.ir import NO_USE
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
@@ -57,7 +57,7 @@ def _busy(plan: Plan, program: tuple[Instruction, ...]) -> dict[int, tuple[int, 
         if instruction.kind is Kind.RUN and read_as_code:
             for read in graph.ops[instruction.op].reads:
                 decision = read_as_code.get(graph.values[read.value].storage, -1)
-                if decision in busy and read.need not in (Need.NOTHING, Need.SHAPE):
+                if decision in busy and read.need not in NO_USE:
                     busy[decision] = (busy[decision][0], at)
         elif instruction.kind is Kind.ENCODE:
             busy[instruction.decision] = (at, at)

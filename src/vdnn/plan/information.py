@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from vdnn.ir import Graph, Information, Need, Op, Read, Trait
+from vdnn.ir import NO_USE, Graph, Information, Need, Op, Read, Trait
 from vdnn.plan.gaps import movable, uses
 
 _MAKE_ZEROS = frozenset({"relu", "relu_", "threshold", "threshold_"})
@@ -62,7 +62,7 @@ def stashes(graph: Graph) -> tuple[Stash, ...]:
             continue
         leave = max(step for step in used[storage] if step < graph.num_forward)
         back = next((step for step in used[storage] if step >= graph.num_forward), None)
-        taken = [read for read in readers[storage] if read.need not in (Need.NOTHING, Need.SHAPE)]
+        taken = [read for read in readers[storage] if read.need not in NO_USE]
         information = Information()
         for read in taken:
             information = information.joined(read.information)
@@ -82,7 +82,7 @@ def stash_at(
     """The same for any gap of a storage, wherever it lies in the step. `reads` are those of every storage with their
     steps; a write counts as one of everything.
     """
-    taken = [r for step, r in reads.get(storage, ()) if step >= until and r.need not in (Need.NOTHING, Need.SHAPE)]
+    taken = [r for step, r in reads.get(storage, ()) if step >= until and r.need not in NO_USE]
     information = Information()
     for read in taken:
         information = information.joined(read.information)

@@ -15,12 +15,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from vdnn.ir import PERSISTENT_ROLES, Need, Op, Read, Trait
+from vdnn.ir import NO_USE, PERSISTENT_ROLES, Need, Op, Read, Trait
 from vdnn.plan.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
 from vdnn.plan.moments import Key, Moment, key_nbytes, peak
 from vdnn.plan.plan import Plan
-
-_NOTHING = (Need.NOTHING, Need.SHAPE)
 
 
 @dataclass(slots=True)
@@ -111,7 +109,7 @@ class _Walker:
 
     def _done_with(self, step: int, op: int, ops: list[int], wanted: set[int]) -> list[int]:
         """What was replayed for other replays only, the last of which has run: it goes before the step's own op."""
-        used = {self.graph.values[r.value].storage for r in self.graph.ops[step].reads if r.need not in _NOTHING}
+        used = {self.graph.values[r.value].storage for r in self.graph.ops[step].reads if r.need not in NO_USE}
         done: list[int] = []
         for position in self.due["leave", step]:
             storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
@@ -195,7 +193,7 @@ class _Walker:
     def _code_for(self, step: int, read: Read) -> Key | None:
         """The code that an op reads in place of the storage, if the plan says so; complaints if it can read neither."""
         storage = self.graph.values[read.value].storage
-        if read.need in (Need.NOTHING, Need.SHAPE) or storage in self.whole:
+        if read.need in NO_USE or storage in self.whole:
             return None
         if storage in self.codes and read.reads_code:
             return self.codes[storage]
@@ -230,7 +228,7 @@ class _Walker:
 
     def _check_source(self, step: int, op_step: int, storage: int, need: Need) -> None:
         op = self.graph.ops[op_step]
-        if need in (Need.NOTHING, Need.SHAPE):
+        if need in NO_USE:
             return
         if storage not in self.whole:
             self._complain(f"step {step} replays {op.name!r}, which reads {self._name(storage)}, {self._why(storage)}")
