@@ -42,6 +42,12 @@ def route(hardware: Hardware, tier: str) -> tuple[Link, ...]:
     return tuple(hardware.link(source, target) for source, target in pairwise(reach))
 
 
+def both_ways(hardware: Hardware, tier: str) -> tuple[tuple[Link, ...], tuple[Link, ...]]:
+    """The links to a tier and those back, each in the order in which a copy takes them."""
+    out = route(hardware, tier)
+    return out, tuple(hardware.link(link.target, link.source) for link in reversed(out))
+
+
 class _Log:
     """One lane while it is written: when it is free again, and what kept it busy."""
 
@@ -138,8 +144,7 @@ class _Clock:
 
     def _links(self, tier: str, *, outward: bool) -> tuple[Link, ...]:
         if tier not in self.routes:
-            out = route(self.hardware, tier)
-            self.routes[tier] = out, tuple(self.hardware.link(link.target, link.source) for link in reversed(out))
+            self.routes[tier] = both_ways(self.hardware, tier)
         return self.routes[tier][0 if outward else 1]
 
     def _codec_s(self, instruction: Instruction) -> float:

@@ -20,7 +20,7 @@ from vdnn.hardware.device import Hardware
 from vdnn.ir import Information, Need, Read, Trait
 from vdnn.plan.actions import Encode
 from vdnn.plan.bounds import smallest_costs
-from vdnn.plan.clock import route
+from vdnn.plan.clock import both_ways
 from vdnn.plan.gaps import Bytes, Gap, gaps, step_nbytes, without
 from vdnn.plan.information import Stash, stash_at, with_maps, with_zeros
 from vdnn.plan.problem import Problem
@@ -151,17 +151,13 @@ class Ground:
 
     def copies_s(self, nbytes: int, tier: str) -> tuple[float, float]:
         """Seconds out and back, link after link."""
-        hardware = self.problem.hardware
-        out = route(hardware, tier)
-        back = [hardware.link(link.target, link.source) for link in out]
+        out, back = both_ways(self.problem.hardware, tier)
         return sum(link.seconds(nbytes) for link in out), sum(link.seconds(nbytes) for link in back)
 
     def drag_s(self, nbytes: int, tier: str) -> float:
         """What copies out and back take from compute, beside waiting."""
-        hardware = self.problem.hardware
-        out = route(hardware, tier)
-        links = [*out, *(hardware.link(link.target, link.source) for link in out)]
-        return sum(link.drag * link.seconds(nbytes) for link in links)
+        out, back = both_ways(self.problem.hardware, tier)
+        return sum(link.drag * link.seconds(nbytes) for link in (*out, *back))
 
     def _code(self, gap: Gap) -> Encode | None:
         decision = encoding(self.problem, self._stash(gap))

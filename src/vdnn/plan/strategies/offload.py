@@ -25,10 +25,9 @@ from functools import cached_property
 
 import numpy as np
 
-from vdnn.hardware.device import Link
 from vdnn.plan.actions import Decision, Drop, Offload
 from vdnn.plan.bounds import smallest_costs
-from vdnn.plan.clock import route
+from vdnn.plan.clock import both_ways
 from vdnn.plan.gaps import Bytes, Gap, gaps, step_nbytes, without
 from vdnn.plan.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.plan import Plan
@@ -129,7 +128,7 @@ class _Ground:
         assert problem.budget_nbytes is not None, "without a budget there is nothing to propose"
         self.problem, self.budget_nbytes = problem, problem.budget_nbytes
         self.tiers = slower_tiers(problem.hardware)
-        self.links = {tier: self._links(tier) for tier in self.tiers}
+        self.links = {tier: both_ways(problem.hardware, tier) for tier in self.tiers}
         self.fixed, settled = fixed, {decision.storage for decision in fixed}
         self.gaps = [
             gap
@@ -242,11 +241,6 @@ class _Ground:
         next_use = f"next use {format_seconds(self.away_s(gap))} away"
         reason = f"{next_use}, copies take {format_seconds(out_s)} out and {format_seconds(back_s)} back"
         return Decision(gap.storage, Offload(tier, window.leave, window.fetch, gap.until), reason)
-
-    def _links(self, tier: str) -> tuple[list[Link], list[Link]]:
-        hardware = self.problem.hardware
-        out = route(hardware, tier)
-        return list(out), [hardware.link(link.target, link.source) for link in out]
 
     def _variants(self) -> dict[int, int]:
         """The fastest algorithm that fits beside what its step cannot do without; where tiers are bounded nobody knows
