@@ -242,6 +242,7 @@ def test_a_worker_that_dies_is_noticed_and_a_later_send_gets_a_new_one(
         bring_back(transfers, queued, 100)
     source = random_bytes(100)
     assert torch.equal(bring_back(transfers, transfers.send(source, "host"), 100), source)
+    thread.join()  # its last word belongs to this test
 
 
 def test_a_worker_that_vanished_without_a_word_is_noticed_too(slow: tuple[ThreadTransfers, SlowRoom]) -> None:
