@@ -34,11 +34,11 @@ from vdnn.capture.nodes import (
     set_phase,
     set_value,
 )
-from vdnn.ir import Need, Phase
+from vdnn.ir import NO_USE, Phase
 from vdnn.plan.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
-from vdnn.rewrite.writer import HalfWriter, nodes_by_storage, random_replays
+from vdnn.rewrite.writer import HalfWriter, inputs_behind, nodes_by_storage, random_replays
 from vdnn.runtime.steps import open_handle
 
 HANDLE = "vdnn_handle"
@@ -161,6 +161,8 @@ def _away_after(plan: Plan, program: Sequence[Instruction]) -> set[int]:
             instruction.kind is Kind.FETCH and isinstance(plan.decisions[instruction.decision].action, Offload)
         ):
             away.discard(instruction.storage)
+        elif instruction.kind is Kind.REPLAY:
+            away.difference_update(instruction.keeps)
     return away
 
 
@@ -168,7 +170,8 @@ def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instructio
     """The nodes that backward reads as forward left them: not those of storages that are away then, or fetched
     since."""
     elsewhere = set(away)
-    nodes_in = nodes_by_storage(lowered)
+    nodes_in, behind = nodes_by_storage(lowered), inputs_behind(lowered)
+    node_of = {value: node for node, value in lowered.value_of_node.items()}
     for instruction in backward:
         if instruction.kind in (Kind.SEND, Kind.ENCODE) and instruction.storage not in elsewhere:
             yield from nodes_in[instruction.storage][-1:]
@@ -182,8 +185,9 @@ def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instructio
         elif instruction.kind is Kind.REPLAY:
             for read in lowered.graph.replayed(instruction.op)[0]:
                 storage = lowered.graph.values[read.value].storage
-                if storage not in elsewhere and read.need not in (Need.SHAPE, Need.NOTHING):
-                    yield nodes_in[storage][0]  # any value of it will do: a replay looks at the whole storage
+                if storage not in elsewhere and read.need not in NO_USE:
+                    # A replay looks at the whole storage: any value of it will do, of an input's the input itself.
+                    yield behind.get(node_of.get(read.value), nodes_in[storage][0])  # type: ignore[arg-type]
             elsewhere.update(instruction.keeps)
 
 

@@ -6,7 +6,8 @@ position of each instruction.
 The one idea: a joint node has at most one live copy in the half. When its storage leaves the device the copy is
 forgotten, so that nothing can read it by mistake; when the storage comes back as flat bytes, the next reader gets a new
 look at those bytes with the shape, strides and dtype of the trace. Values and their views need no special care: each is
-a look at its storage.
+a look at its storage. Inputs do: where in its storage an input begins differs from call to call (batches are slices of
+a data set), so a look into it counts from there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import fx
 from vdnn.capture.lower import Lowered
 from vdnn.capture.nodes import arguments_of, copy_meta, is_getitem, tensor_of, tensors_of
 from vdnn.capture.traits import WITHOUT_UPDATES
-from vdnn.ir import Need, Read, Trait
+from vdnn.ir import NO_USE, Need, Read, Trait
 from vdnn.plan.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.plan.schedule import Instruction, Kind
@@ -61,6 +62,7 @@ class HalfWriter:
         }
         self.random_states: dict[int, fx.Node | None] = dict.fromkeys(random_replays(plan))
         self._nodes_in = nodes_by_storage(lowered)
+        self._input_behind = inputs_behind(lowered)
         self._results = _results_of_steps(lowered)
 
     def constants(self) -> None:
@@ -116,16 +118,21 @@ class HalfWriter:
     def read(self, node: fx.Node) -> fx.Node:
         """The live copy of a joint node, made from the bytes of its storage if those have been away."""
         if node not in self.copies:
-            there = self._any_look(self._storage_of(node))
-            assert there is not None, f"{node} is read while its storage is away"
-            self.copies[node] = self.graph.call_function(runtime.look, (there, *_layout(node)))
+            shown = self._any_look(node)
+            assert shown is not None, f"{node} is read while its storage is away"
+            self.copies[node] = self.graph.call_function(runtime.look, (*shown, *_layout(node)))
         return self.copies[node]
 
-    def _any_look(self, storage: int) -> fx.Node | None:
-        """Something that shows the bytes of a storage: what came back flat, or any value of it; None: it is away."""
+    def _any_look(self, node: fx.Node) -> tuple[fx.Node, int] | None:
+        """Something that shows the bytes of a node's storage, and at which byte of it that began in the trace: what
+        came back flat, or any value of it, of inputs' storages one of the same input. None: it is away."""
+        storage = self._storage_of(node)
         if storage in self._flat:
-            return self._flat[storage]
-        return next(iter(self._live_copies(storage)[-1:]), None)
+            return self._flat[storage], 0
+        for other in reversed(self._nodes_in[storage]):
+            if other in self.copies and self._input_behind.get(other) is self._input_behind.get(node):
+                return self.copies[other], _offset_nbytes(other)
+        return None
 
     def _run(self, position: int, step: int) -> None:
         node = self._lowered.nodes[step]
@@ -147,7 +154,7 @@ class HalfWriter:
         needs = {read.value: read.need for read in self._lowered.graph.ops[step].reads}
         for source in node.all_input_nodes:
             value = self._lowered.value_of_node.get(source)
-            if value is None or source in self.copies or needs[value] in (Need.SHAPE, Need.NOTHING):
+            if value is None or source in self.copies or needs[value] in NO_USE:
                 continue
             if self._read_as_code.get(self._storage_of(source)) in self.codes:
                 return source
@@ -204,10 +211,10 @@ class HalfWriter:
     def _shells(self, node: fx.Node, reads: Sequence[Read]) -> dict[fx.Node, fx.Node]:
         """Stand-ins for what is away while an op wants to know only its shape. A plan may count on those."""
         needs = {read.value: read.need for read in reads}
-        away = [s for s in node.all_input_nodes if s not in self.copies and self._any_look(self._storage_of(s)) is None]
+        away = [s for s in node.all_input_nodes if s not in self.copies and self._any_look(s) is None]
         for source in away:
             need = needs.get(self._lowered.value_of_node[source], Need.NOTHING)
-            assert need in (Need.SHAPE, Need.NOTHING), f"{node} needs {need} of {source}, whose storage is away"
+            assert need in NO_USE, f"{node} needs {need} of {source}, whose storage is away"
         return {source: self.graph.call_function(phantom, _layout(source)) for source in away}
 
     def _call(self, position: int, function: object, *arguments: object) -> fx.Node:
@@ -246,6 +253,31 @@ def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int, torch
     tensor = tensor_of(node)
     assert tensor is not None, f"{node} has a storage without being a tensor"
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype
+
+
+def _offset_nbytes(node: fx.Node) -> int:
+    tensor = tensor_of(node)
+    assert tensor is not None, f"{node} has a storage without being a tensor"
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+def inputs_behind(lowered: Lowered) -> Mapping[fx.Node, fx.Node]:
+    """Of every node that lies in an input's storage, the input that it is a look at. Two inputs may share a storage."""
+    behind: dict[fx.Node, fx.Node] = {}
+    storage_of = {node: lowered.graph.values[value].storage for node, value in lowered.value_of_node.items()}
+    for node, storage in storage_of.items():
+        if node.op == "placeholder":
+            behind[node] = node
+            continue
+        looked_at = (source for source in _sources(node) if source in behind and storage_of[source] == storage)
+        if (source := next(looked_at, None)) is not None:
+            behind[node] = behind[source]
+    return behind
+
+
+def _sources(node: fx.Node) -> Sequence[fx.Node]:
+    """What its op takes, also if the node is one of several results."""
+    return (node.all_input_nodes[0] if is_getitem(node) else node).all_input_nodes
 
 
 def nodes_by_storage(lowered: Lowered) -> Mapping[int, Sequence[fx.Node]]:

@@ -106,7 +106,15 @@ def replay_random(
 
 
 def look(
-    flat: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype
+    shown: torch.Tensor,
+    traced_nbytes: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
 ) -> torch.Tensor:
-    """The bytes of a storage as a tensor of the given layout."""
-    return torch.empty(0, dtype=dtype).set_(flat.untyped_storage(), offset, shape, stride)
+    """The storage of `shown` as a tensor of the layout that it had in the trace, in which `shown` began at byte
+    `traced_nbytes`. An input may begin elsewhere today."""
+    moved_nbytes = shown.storage_offset() * shown.element_size() - traced_nbytes
+    there = torch.empty(0, dtype=dtype, device=shown.device)
+    return there.set_(shown.untyped_storage(), offset + moved_nbytes // dtype.itemsize, shape, stride)
