@@ -64,12 +64,20 @@ class Journeys:
             entry.leave()
 
     def fetch(self, decision: int) -> torch.Tensor:
-        return self._entries[decision].fetch()
+        """What a backward that was interrupted left on its way is let go of first."""
+        entry = self._entries[decision]
+        if entry.state is not State.AWAY:
+            self._let_go(decision, entry)
+        return entry.fetch()
 
     def arrive(self, decision: int) -> None:
         """The program holds what has arrived and frees it where the plan says; the pool keeps the copy, for a graph
         that runs again."""
-        entry = self._entries[decision]
-        entry.arrive()
-        entry.send([self._trips[decision].tier])
+        self._let_go(decision, self._entries[decision])
+
+    def _let_go(self, decision: int, entry: Entry) -> None:
+        if entry.state is State.COMING:
+            entry.arrive()
+        if entry.state is not State.LEAVING:
+            entry.send([self._trips[decision].tier])
         entry.leave()

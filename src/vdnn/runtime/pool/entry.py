@@ -54,6 +54,10 @@ class Entry:
             self._ticket = self._send_to_first(self.payload, tiers)
         self._become(State.LEAVING)
 
+    def forget_copy(self) -> None:
+        """The bytes on the device are others now."""
+        self._ticket = None
+
     def keep(self) -> None:
         """Stay after all."""
         self._become(self._state_on_device)
@@ -68,10 +72,11 @@ class Entry:
     def fetch(self) -> torch.Tensor:
         """Take memory and start to come back into it."""
         change(self.state, State.COMING)
-        self.payload = torch.empty(self.nbytes, dtype=torch.uint8, device=self._device)
-        self._transfers.fetch(self._ticket, self.payload)
+        payload = torch.empty(self.nbytes, dtype=torch.uint8, device=self._device)
+        self._transfers.fetch(self._ticket, payload)
+        self.payload = payload
         self._become(State.COMING)
-        return self.payload
+        return payload
 
     def arrive(self) -> None:
         change(self.state, self._state_on_device)

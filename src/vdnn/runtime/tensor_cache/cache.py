@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _push_mode
 
 from vdnn.errors import Infeasible
 from vdnn.runtime.tensor_cache.findings import Findings
-from vdnn.runtime.tensor_cache.items import Item, Saved, Unmoved
+from vdnn.runtime.tensor_cache.items import Item, Saved, Unmoved, is_leaf
 from vdnn.runtime.tensor_cache.live import LiveBytes, is_plain
 from vdnn.runtime.tensor_cache.order import Follower
 from vdnn.runtime.tensor_cache.policies import NEXT_USE, check_policy
@@ -44,6 +44,7 @@ from vdnn.runtime.transfers.base import Transfers
 MIN_NBYTES = 4096  # a page, which is what disks move; torchtitan's offloading has the same bound
 WATCHED_FIRST = 2  # the second step has the optimizer state and the gradients that the first one left
 WATCH_EVERY = 64  # what changes around a model is noticed, for a sixty-fourth of what watching costs
+COUNT_EVERY = 8  # of watched steps, and each of the first eight: optimizer state may appear after some
 
 
 class _Here(threading.local):
@@ -150,14 +151,15 @@ class TensorCache:
 
     def _pack_known(self, tensor: torch.Tensor) -> Saved | Unmoved:
         """Known by its storage, so that it can move."""
-        with self._here, torch._C._DisableTorchDispatch():
-            may_move = self._may_move(tensor)
-            if may_move:
-                self._next_step(is_opening=False)
-            if self._is_watched:
-                self._routine.write(tensor)
-            if not may_move:
+        may_move = self._may_move(tensor)
+        if may_move:
+            self._next_step(is_opening=False)
+        if self._is_watched:
+            self._routine.write(tensor)
+        if not may_move:
+            with self._here:  # a subclass says itself how it is detached
                 return Unmoved(tensor)
+        with self._here, torch._C._DisableTorchDispatch():
             self._count_step(is_first=self._space.follower.order.is_empty and self._routine.num_saved == 0)
             saved = self._space.item_of(tensor).save(tensor.detach())
         self._guard_unwatched()
@@ -193,8 +195,7 @@ class TensorCache:
         return tensor
 
     def _may_move(self, tensor: torch.Tensor) -> bool:
-        is_leaf = tensor.requires_grad and tensor.is_leaf
-        if is_leaf or not is_plain(tensor) or tensor.device.type != self._live.device_type:
+        if is_leaf(tensor) or not is_plain(tensor) or tensor.device.type != self._live.device_type:
             return False
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return False  # bits beside the memory that a layout does not carry
@@ -217,7 +218,7 @@ class TensorCache:
         moves = findings.num_sent + findings.num_encoded
         num_steps, has_moved, self._moves_before = findings.num_steps, moves > self._moves_before, moves
         self._is_watched = num_steps < WATCHED_FIRST or has_moved or num_steps % WATCH_EVERY == 0
-        if self._is_watched and (num_steps < WATCHED_FIRST or not was_watched):
+        if self._is_watched and (num_steps < COUNT_EVERY or num_steps % COUNT_EVERY == 0 or not was_watched):
             self._live.count_everything()
 
     def _count_step(self, *, is_first: bool) -> None:
@@ -228,7 +229,7 @@ class TensorCache:
     def _used_nbytes(self) -> int:
         if self._is_watched:
             return self._live.nbytes
-        return self._others_peak_nbytes + self._space.tallies.resident.sum
+        return self._others_peak_nbytes + self._space.tallies.resident.sum + self._space.passing_nbytes
 
     def _guard_unwatched(self) -> None:
         """Note [Watched steps]: an estimate, so it makes room as far as it can and leaves the verdict to the next
@@ -241,7 +242,9 @@ class TensorCache:
         return Watch(self, self._live, self._sizes)
 
     def _say_it_cannot(self, need: int) -> None:
-        words = cannot_stay_within(self.budget_nbytes, self._live.nbytes, self._space.tallies.resident.sum, need)
+        words = cannot_stay_within(
+            self.budget_nbytes, self._live.nbytes, self._space.tallies.resident.sum, need, self._space.full
+        )
         if self._over_budget == "raise":
             raise Infeasible(words, minimum_nbytes=self._live.nbytes + need)
         if not self._has_warned:

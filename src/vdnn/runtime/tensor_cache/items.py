@@ -62,8 +62,7 @@ class Saved:
         if self._alias is None:
             assert self.item is not None
             assert self._layout is not None
-            self._alias = self.item.look(self._layout)
-            self._version = self._alias._version
+            self._alias, self._version = self.item.look(self._layout)
         check_version(self._alias, self._version)
         return self._alias.detach()
 
@@ -75,6 +74,10 @@ class Saved:
     @property
     def holds_memory(self) -> bool:
         return self._alias is not None
+
+    def spoil(self, words: str) -> None:
+        """Its storage has been changed before it looked."""
+        self._stale = self._stale or words
 
     def let_go(self) -> None:
         if self._alias is not None:
@@ -98,7 +101,9 @@ class Item:
     __slots__ = (
         "__weakref__",
         "_base",
+        "_base_version",
         "_saved",
+        "_sent_version",
         "_tallies",
         "dtype",
         "entry",
@@ -116,6 +121,7 @@ class Item:
         self.step, self.ordinal = step, ordinal
         self.entry: Entry | None = None
         self._base: torch.Tensor | None = None
+        self._base_version = self._sent_version = 0
         self._saved: list[weakref.ref[Saved]] = []
         self._tallies = tallies
         tallies.alive.add(1)
@@ -154,9 +160,30 @@ class Item:
             self.entry = Entry(flat, transfers)
         return self.entry
 
+    def will_send(self) -> Entry:
+        """A copy that was sent before serves again, unless somebody has changed the bytes since. Autograd forbids that
+        to those who read what was saved before, and not to those who save anew."""
+        assert self.entry is not None
+        version = self._version
+        if self.entry.has_copy and version != self._sent_version:
+            self.entry.forget_copy()
+        self._sent_version = version
+        return self.entry
+
+    @property
+    def _version(self) -> int:
+        """Of the bytes. All that shows them shares it; where nothing does, nobody has changed them."""
+        if self._base is not None:
+            return self._base._version
+        return next((saved.alias._version for saved in self._alive() if saved.holds_memory), self._sent_version)
+
     def let_go(self) -> None:
         """Its bytes are held elsewhere now: nothing of ours keeps the memory."""
+        is_changed = self._base is not None and self._base._version != self._base_version
         for saved in self._alive():
+            if is_changed and not saved.holds_memory:
+                assert self._base is not None
+                saved.spoil(words_for_stale(self._base, self._base_version))
             saved.let_go()
         self.storage = self._base = None
         self._tallies.resident.departed.append(self.nbytes)
@@ -166,16 +193,18 @@ class Item:
         assert self.entry is not None
         assert self.entry.payload is not None
         self._base = self.entry.payload
+        self._base_version = self._sent_version = self._base._version
         self.storage = self._base.untyped_storage()
         self.key = self.storage._cdata
         self._tallies.resident.add(self.nbytes)
 
-    def look(self, layout: Layout) -> torch.Tensor:
-        """All looks are views of one tensor, so that they share one version. Note [Changed in place]"""
+    def look(self, layout: Layout) -> tuple[torch.Tensor, int]:
+        """All looks are views of one tensor, so that they share one version; and the version that its bytes came back
+        with, because somebody may have changed them since. Note [Changed in place]"""
         assert self._base is not None, f"a storage of {self.nbytes} bytes was read while it was {self.state.value}"
         dtype, shape, stride, offset = layout
         whole = self.nbytes // dtype.itemsize * dtype.itemsize
-        return self._base[:whole].view(dtype).as_strided(shape, stride, offset)
+        return self._base[:whole].view(dtype).as_strided(shape, stride, offset), self._base_version
 
     def _alive(self) -> list[Saved]:
         found = [saved for ref in self._saved if (saved := ref()) is not None]
@@ -186,6 +215,11 @@ class Item:
         self._tallies.alive.departed.append(1)
         if self.storage is not None:
             self._tallies.resident.departed.append(self.nbytes)
+
+
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """A parameter, or another tensor that is the user's: it is counted as theirs and never moved."""
+    return tensor.requires_grad and tensor.is_leaf
 
 
 def check_version(tensor: torch.Tensor, expected: int) -> None:

@@ -1,8 +1,9 @@
 """How many bytes an op is about to allocate for its results.
 
 Enters: an op and its arguments, before it runs. Leaves: bytes. The first time an op meets such shapes it runs on meta
-tensors, which have no memory; what it then really made is remembered, so that each combination is asked about once. An
-op that meta tensors cannot run (its result's size depends on values) is not known before it has run.
+tensors, which have no memory; what it then really made is remembered, so that each combination is asked about once. Not
+known before it has run is an op whose result's size depends on values, and one that takes a tensor of a subclass or of
+a sparse layout: what such a tensor is made of is its own affair.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ class ResultSizes:
             known = self._known.get(key)
         except TypeError:
             return None, 0  # an argument that cannot be a key
-        return (None, known) if known is not None else (key, _on_meta(op, args, kwargs))
+        if known is not None:
+            return None, known
+        nbytes = _on_meta(op, args, kwargs)
+        return (None, 0) if nbytes is None and depends_on_values(op) else (key, nbytes or 0)
 
     def after(self, key: Hashable | None, nbytes: int) -> None:
         if key is not None:
@@ -46,6 +50,12 @@ class ResultSizes:
 def only_aliases(op: Any) -> bool:
     """Whether all results are views of arguments or the arguments themselves."""
     return all(result.alias_info is not None for result in op._schema.returns)
+
+
+@cache
+def depends_on_values(op: Any) -> bool:
+    """Whether the shapes of the results may: those of `nonzero`, or of indexing with a mask."""
+    return torch.Tag.dynamic_output_shape in op.tags
 
 
 def tensors_in(things: Iterable[Any]) -> Iterator[torch.Tensor]:
@@ -64,18 +74,20 @@ def _described(things: Iterable[Any]) -> tuple[Hashable, ...]:
 
 def _description(thing: Any) -> Hashable:
     if isinstance(thing, torch.Tensor):
-        return (thing.shape, thing.stride() if is_plain(thing) else None, thing.dtype, thing.device)
+        if not is_plain(thing):
+            raise TypeError(f"a {type(thing).__name__} of layout {thing.layout} has no size of its own")
+        return (thing.shape, thing.stride(), thing.dtype, thing.device)
     if isinstance(thing, (list, tuple)):
         return _described(thing)
     return (type(thing), thing)
 
 
-def _on_meta(op: Any, args: Any, kwargs: Any) -> int:
+def _on_meta(op: Any, args: Any, kwargs: Any) -> int | None:
     try:
         with torch._C._DisableTorchDispatch():  # a question, not an op of the model: no tracker should see it
             return _made_on_meta(op, *tree_map(_as_meta, (args, kwargs)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
-        return 0  # data decides, or the op has no meta kernel: its results are counted when they are there
+        return None  # data decides, or the op has no meta kernel: its results are counted when they are there
 
 
 def _made_on_meta(op: Any, args: Any, kwargs: Any) -> int:
@@ -86,6 +98,6 @@ def _made_on_meta(op: Any, args: Any, kwargs: Any) -> int:
 
 
 def _as_meta(thing: Any) -> Any:
-    if isinstance(thing, torch.Tensor) and is_plain(thing):
+    if isinstance(thing, torch.Tensor):
         return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device=_META)
     return _META if isinstance(thing, torch.device) else thing

@@ -12,7 +12,7 @@ import weakref
 
 import torch
 
-from vdnn.runtime.tensor_cache.items import Saved
+from vdnn.runtime.tensor_cache.items import Saved, Unmoved, is_leaf
 
 
 class Routine:
@@ -21,11 +21,8 @@ class Routine:
         self._known: list[int] = []
         self._written: list[int] = []
         self._saved: list[weakref.ref[Saved]] = []
-
-    @property
-    def num_saved(self) -> int:
+        self.num_saved = 0
         """In this step, while the routine held."""
-        return len(self._saved)
 
     @property
     def is_idle(self) -> bool:
@@ -35,25 +32,28 @@ class Routine:
         """A step begins; a watched one before it is the one to compare with from now on."""
         if self._written:
             self._known, self._written = self._written, []
-        self._saved = []
+        self._saved, self.num_saved = [], 0
         self.holds = not is_watched and bool(self._known)
 
     def write(self, tensor: torch.Tensor) -> None:
         """A watched step saves this."""
         self._written.append(tensor.numel() * tensor.element_size())
 
-    def save(self, tensor: torch.Tensor) -> Saved | None:
+    def save(self, tensor: torch.Tensor) -> Saved | Unmoved | None:
         """None when this is not what the watched step saved here."""
-        if len(self._saved) == len(self._known) and self.is_idle:
-            self._saved = []  # another step in the same block
-        number = len(self._saved)
+        if self.num_saved == len(self._known) and self.is_idle:
+            self._saved, self.num_saved = [], 0  # another step in the same block
+        number = self.num_saved
         self.holds = number < len(self._known) and self._known[number] == tensor.numel() * tensor.element_size()
         if not self.holds:
             return None
+        self.num_saved += 1
+        if is_leaf(tensor):
+            return Unmoved(tensor)
         saved = Saved(None, tensor.detach())
         self._saved.append(weakref.ref(saved))
         return saved
 
     def left_over(self) -> list[Saved]:
-        """What this step has saved so far and autograd still holds."""
+        """What this step has saved so far, leaves apart, and autograd still holds."""
         return [saved for ref in self._saved if (saved := ref()) is not None]

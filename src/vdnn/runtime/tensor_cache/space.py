@@ -56,11 +56,14 @@ class Space:
         self._recent: dict[int, weakref.ref[Item]] = {}  # by id, the least recently used first
         self._ordinals: dict[int, weakref.ref[Item]] = {}
         self._leaving: deque[weakref.ref[Item]] = deque()
-        self._coming: deque[weakref.ref[Item]] = deque()
+        self._passing: dict[int, weakref.ref[Item]] = {}  # by id, those that are or were encoded or coming back
+        self.full: TierFull | None = None
+        """Why the slower tiers did not take what should have left last time."""
         self._largest_need = 0
 
     def begin_step(self, follower: Follower) -> None:
         self.follower, self.step, self._ordinals = follower, self.step + 1, {}
+        self._passing = {id(item): weakref.ref(item) for item in self._passing_items()}
 
     def item_of(self, tensor: torch.Tensor) -> Item:
         """The item of a tensor's storage: a known one, or a new one at the end of the order. PyTorch reuses the keys of
@@ -77,12 +80,22 @@ class Space:
         self._enter(item)
         return item
 
+    @property
+    def passing_nbytes(self) -> int:
+        """What the device holds of storages that are not whole there: codes, and copies that are coming back."""
+        return sum(item.entry.nbytes for item in self._passing_items() if item.entry is not None)
+
+    def _passing_items(self) -> list[Item]:
+        items = (ref() for ref in self._passing.values())
+        return [item for item in items if item is not None and item.state in (State.COMING, State.ENCODED)]
+
     def short_of(self, need: int) -> int:
         return self._used() + need - self.budget_nbytes
 
     def make(self, need: int, *, besides: Item | None = None) -> None:
         """Make room for `need` bytes, as far as that is possible."""
         self._largest_need = max(self._largest_need, need)
+        self.full = None
         if self.short_of(need) <= 0:
             return
         self._finish_leaving(need)
@@ -142,7 +155,7 @@ class Space:
     def _fetch(self, item: Item) -> None:
         assert item.entry is not None
         self._count(item.entry.fetch())
-        self._coming.append(weakref.ref(item))
+        self._note_passing(item)
         self.findings.num_fetched += 1
         self.findings.fetched_nbytes += item.entry.nbytes
 
@@ -165,7 +178,10 @@ class Space:
         under_way = 0
         while self.short_of(need) > under_way and (item := next(candidates, None)) is not None:
             if item.is_worth_moving and not self._encoded(item):
-                under_way += self._send(item)
+                try:
+                    under_way += self._send(item)
+                except TierFull as error:
+                    self.full = error  # a smaller one may still find its place
         self._finish_leaving(need)
 
     def _encoded(self, item: Item) -> bool:
@@ -178,6 +194,7 @@ class Space:
             return False
         self._count(entry.payload)
         item.let_go()
+        self._note_passing(item)
         self.findings.num_encoded += 1
         self.findings.encoding_saved_nbytes += item.nbytes - entry.nbytes
         return True
@@ -186,7 +203,8 @@ class Space:
         """The bytes that come free once the copy is done."""
         if not self._tiers:
             return 0
-        entry = item.enter_pool(self._transfers())
+        item.enter_pool(self._transfers())
+        entry = item.will_send()
         moves = not entry.has_copy
         entry.send(self._tiers)
         self._leaving.append(weakref.ref(item))
@@ -204,19 +222,13 @@ class Space:
 
     def _drop_arrivals(self, need: int, besides: Item | None) -> None:
         """Last of all: what was brought back too early goes again, without a copy."""
-        for _ in range(len(self._coming)):
+        for item in reversed(self._passing_items()):  # the latest request is the one that is needed last
             if self.short_of(need) <= 0:
                 return
-            ref = self._coming.pop()  # the latest request is the one that is needed last
-            item = ref()
-            if item is None or item.entry is None or item.state is not State.COMING:
-                continue
-            if item is besides:
-                self._coming.appendleft(ref)
-                continue
-            item.entry.arrive()
-            item.entry.send(self._tiers)
-            item.entry.leave()
+            if item is not besides and item.entry is not None and item.state is State.COMING:
+                item.entry.arrive()
+                item.entry.send(self._tiers)
+                item.entry.leave()
 
     def _write_ahead(self, need: int, candidates: Iterable[Item]) -> None:
         started = 0
@@ -242,6 +254,10 @@ class Space:
     def _enter(self, item: Item) -> None:
         self._by_key[item.key] = item
         self._touch(item)
+
+    def _note_passing(self, item: Item) -> None:
+        self._passing.pop(id(item), None)
+        self._passing[id(item)] = weakref.ref(item)
 
     def _touch(self, item: Item) -> None:
         self._recent.pop(id(item), None)

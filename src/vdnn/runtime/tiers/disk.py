@@ -43,7 +43,7 @@ class DiskRoom:
         self.name = name
         self.directory = os.fspath(directory)
         self._ledger = Ledger(
-            name, capacity_nbytes, way_out="Raise disk_budget, or let the plan send less there or recompute more."
+            name, capacity_nbytes, way_out="Raise disk_budget, or raise budget so that less has to leave."
         )
         self._staging = StagingPool(NUM_STAGING_BUFFERS, 2 * CHUNK_NBYTES)
         self._write_helper, self._read_helper = Worker("vdnn-disk-write"), Worker("vdnn-disk-read")

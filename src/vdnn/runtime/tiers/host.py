@@ -36,7 +36,7 @@ class HostRoom:
         self.name = name
         self.pin = torch.accelerator.is_available() if pin is None else pin
         self._ledger = Ledger(
-            name, capacity_nbytes, way_out="Raise host_budget, or let the plan send less there or more to disk."
+            name, capacity_nbytes, way_out="Raise host_budget, or raise budget so that less has to leave."
         )
         self._slab_nbytes = slab_nbytes
         self._slabs: dict[int, torch.Tensor] = {}

@@ -1,0 +1,161 @@
+"""The tensor cache where things are unusual: subclasses, data that decides sizes, readers that write, tiers that are full,
+state that appears late.
+"""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from test_tensor_cache import batch, cache_of, grads, inside, model, plain_peak, same
+from torch import Tensor, nn
+
+from vdnn.errors import Infeasible
+from vdnn.hardware.emulated import emulated
+from vdnn.runtime.tensor_cache.live import LiveBytes
+from vdnn.runtime.tensor_cache.result_sizes import ResultSizes
+
+TAKES_LITTLE = emulated(host_nbytes=8192, disk=False)
+
+
+def test_a_tensor_subclass_passes_through_a_watched_step() -> None:
+    """In a process of its own: what this is about ended in a segmentation fault."""
+    program = """
+import torch, vdnn
+from torch.testing._internal.two_tensor import TwoTensor
+a = torch.randn(64, 64, requires_grad=True)
+b = TwoTensor(torch.randn(64, 64), torch.randn(64, 64))
+(a * b).sum().backward()
+expected, a.grad = a.grad, None
+for _ in range(3):
+    with vdnn.tensor_cache(1 << 40):
+        (a * b).sum().backward()
+    assert type(a.grad) is type(expected) and torch.equal(a.grad.a, expected.a), a.grad
+    a.grad = None
+print("the same")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout == "the same\n", (done.returncode, done.stderr[-2000:])
+
+
+def test_sparse_tensors_pass_through_a_watched_step() -> None:
+    weight, x = torch.randn(64, 64).relu().to_sparse(), batch(rows=64, width=64).requires_grad_()
+    (expected,) = torch.autograd.grad(torch.sparse.mm(weight, x.sin()).sum(), x)
+    with cache_of(1 << 30):
+        (got,) = torch.autograd.grad(torch.sparse.mm(weight, x.sin()).sum(), x)
+    assert torch.equal(got, expected)
+
+
+class Spoils(torch.autograd.Function):
+    """Writes over what it has saved, which others have saved too."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        x.zero_()
+        return gradient * 2
+
+
+@pytest.mark.filterwarnings("ignore:the tensor cache cannot stay within")
+@pytest.mark.parametrize("budget", [1, 1 << 30], ids=["away in between", "never away"])
+def test_a_reader_that_writes_over_what_others_read_later_is_refused_as_in_eager(budget: int) -> None:
+    def step() -> None:
+        a = batch(rows=64, width=64).requires_grad_()
+        h = a.exp()
+        y = Spoils.apply(h)
+        del h
+        y.sum().backward()
+
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step()
+    with cache_of(budget, over_budget="warn"), pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        step()
+
+
+def test_optimizer_state_that_appears_late_is_counted() -> None:
+    cache, net, x = cache_of(plain_peak(model(), batch()) * 3 // 4), model(), batch()
+    optimizer = torch.optim.Adam(net.parameters())
+    for number in range(1, 8):
+        with cache:
+            net(x).backward()
+        if number == 4:
+            optimizer.step()
+            optimizer.zero_grad()
+    state = [value for known in optimizer.state.values() for value in known.values() if isinstance(value, Tensor)]
+    counted = set(cache._live._alive)
+    assert cache.findings.num_watched == 7
+    assert all(tensor.untyped_storage()._cdata in counted for tensor in state)
+
+
+def test_what_is_fetched_again_and_again_is_remembered_once() -> None:
+    cache, net = cache_of(plain_peak(model(), batch()) // 2), model()
+    sizes = []
+    for _ in range(6):
+        inside(cache, net, batch())
+        sizes.append(len(cache._space._passing))
+    assert cache.findings.num_fetched > 6
+    assert max(sizes[2:]) <= max(sizes[:2])
+
+
+def test_a_full_tier_is_no_error_where_a_warning_was_asked_for() -> None:
+    cache = cache_of(plain_peak(model(), batch()) // 2, TAKES_LITTLE, over_budget="warn")
+    net, other = model(), model()
+    torch.manual_seed(1)
+    with pytest.warns(UserWarning, match="(?s)with no room elsewhere.*the host tier has no room"):
+        inside(cache, net, batch())
+    torch.manual_seed(1)
+    other(batch()).backward()
+    assert same(grads(net), grads(other))
+
+
+def test_a_full_tier_is_named_where_the_budget_cannot_be_kept() -> None:
+    with pytest.raises(Infeasible, match="(?s)with no room elsewhere.*the host tier has no room"):
+        inside(cache_of(plain_peak(model(), batch()) // 2, TAKES_LITTLE), model(), batch())
+
+
+def test_an_unwatched_step_that_departs_moves_no_parameter() -> None:
+    cache, weights, x = cache_of(1 << 30), [nn.Parameter(batch(seed)) for seed in range(3)], batch()
+
+    def forward() -> Tensor:
+        y = x
+        for weight in weights:
+            y = (y * weight).sin()
+        return y
+
+    for _ in range(3):
+        with cache:
+            forward().sum().backward()
+    with cache:
+        loss = forward().exp().sum()
+        known = [item for ref in cache._space._recent.values() if (item := ref()) is not None]
+        assert {item.key for item in known}.isdisjoint(weight.untyped_storage()._cdata for weight in weights)
+        assert len(known) >= 4
+        loss.backward()
+
+
+def test_sizes_that_data_decides_are_not_remembered() -> None:
+    sizes, x = ResultSizes(), torch.randn(64, 64)
+    op, every, one = torch.ops.aten.index.Tensor, torch.ones(64, 64, dtype=torch.bool), torch.zeros(64, 64).bool()
+    one[0, 0] = True
+    key, nbytes = sizes.before(op, (x, [every]), {})
+    sizes.after(key, x.nbytes)
+    assert nbytes == 0
+    assert sizes.before(op, (x, [one]), {})[1] == 0
+    key, nbytes = sizes.before(op, (x, [torch.arange(8)]), {})
+    assert nbytes == 8 * 64 * 4
+
+
+def test_counting_finds_what_was_made_outside() -> None:
+    live, held = LiveBytes("cpu"), torch.zeros(1 << 16)
+    gc.collect()
+    live.count_everything()
+    assert held.untyped_storage()._cdata in live._alive
