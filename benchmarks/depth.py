@@ -50,13 +50,13 @@ from vdnn.runtime.process_memory import in_child, peak_of
 from vdnn.units import KiB, format_nbytes, format_seconds
 
 PASSES = ((front_ends, "export_joint"), *((compiler, name) for name in ("tidy", "lower", "estimate", "cut", "program")))
-PLANNING = ((compiler, "solve"), (compiler, "check"))
+PLANNING = ((compiler, "solve_with_workspaces"), (compiler, "check"))
 WORDS = {
     "export_joint": "capture by PyTorch",
     "tidy": "tidy the graph",
     "lower": "lower it to storages",
     "estimate": "measure distinct ops",
-    "solve": "plan",
+    "solve_with_workspaces": "plan",
     "check": "check the plan",
     "cut": "cut into forward and backward",
     "program": "generate code",

@@ -1,5 +1,5 @@
-"""The tensor cache where things are unusual: subclasses, data that decides sizes, readers that write, tiers that are full,
-state that appears late.
+"""The tensor cache where things are unusual: subclasses, data that decides sizes, readers that write, full tiers, state
+that appears late.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def test_a_full_tier_is_no_error_where_a_warning_was_asked_for() -> None:
     cache = cache_of(plain_peak(model(), batch()) // 2, TAKES_LITTLE, over_budget="warn")
     net, other = model(), model()
     torch.manual_seed(1)
-    with pytest.warns(UserWarning, match="(?s)with no room elsewhere.*the host tier has no room"):
+    with pytest.warns(UserWarning, match=r"(?s)with no room elsewhere.*the host tier has no room"):
         inside(cache, net, batch())
     torch.manual_seed(1)
     other(batch()).backward()
@@ -118,7 +118,7 @@ def test_a_full_tier_is_no_error_where_a_warning_was_asked_for() -> None:
 
 
 def test_a_full_tier_is_named_where_the_budget_cannot_be_kept() -> None:
-    with pytest.raises(Infeasible, match="(?s)with no room elsewhere.*the host tier has no room"):
+    with pytest.raises(Infeasible, match=r"(?s)with no room elsewhere.*the host tier has no room"):
         inside(cache_of(plain_peak(model(), batch()) // 2, TAKES_LITTLE), model(), batch())
 
 

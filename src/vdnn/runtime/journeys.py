@@ -59,23 +59,23 @@ class Journeys:
 
     def leave(self, decision: int) -> None:
         """What lingers into backward leaves there; a backward that runs a second time finds it away already."""
-        entry = self._entries.get(decision)
-        if entry is not None and entry.state is not State.AWAY:
-            entry.leave()
+        if decision in self._entries:
+            self._let_go(decision)
 
     def fetch(self, decision: int) -> torch.Tensor:
-        """What a backward that was interrupted left on its way is let go of first."""
-        entry = self._entries[decision]
-        if entry.state is not State.AWAY:
-            self._let_go(decision, entry)
-        return entry.fetch()
+        self._let_go(decision)
+        return self._entries[decision].fetch()
 
     def arrive(self, decision: int) -> None:
         """The program holds what has arrived and frees it where the plan says; the pool keeps the copy, for a graph
         that runs again."""
-        self._let_go(decision, self._entries[decision])
+        self._let_go(decision)
 
-    def _let_go(self, decision: int, entry: Entry) -> None:
+    def _let_go(self, decision: int) -> None:
+        """Away afterwards, wherever it is: a backward that was interrupted may have left it on its way."""
+        entry = self._entries[decision]
+        if entry.state is State.AWAY:
+            return
         if entry.state is State.COMING:
             entry.arrive()
         if entry.state is not State.LEAVING:
