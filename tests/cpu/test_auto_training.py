@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from equivalence import assert_measured_as_simulated, assert_same, executors, train
 from tiers import DISK, smallest_budget
+from torch import nn
 
 import vdnn
-from vdnn.hardware.device import Hardware, Link
+from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.models import MODELS
 
 NETWORKS = ("vgg16", "resnet50", "googlenet", "densenet121", "unet", "vit", "gpt2")
@@ -57,3 +59,26 @@ def test_fast_links_move_and_slow_links_recompute_or_encode() -> None:
     assert "offload" in fast
     assert slow & {"recompute", "encode"}
     assert "offload" not in slow
+
+
+ONE_TIER = Hardware("a board of its own", 1e11, 1e10, tiers=(Tier("device"),), links=())
+
+
+@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+def test_auto_recomputes_in_stretches_where_nothing_can_be_away(share: float) -> None:
+    """A chain made again at once would all be there at once."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(layer for _ in range(24) for layer in (nn.Linear(16, 16), nn.Tanh())))
+    plain, batch = copy.deepcopy(model), (torch.randn(512, 16),)
+
+    def loss_of(net: nn.Module) -> Any:
+        return lambda x: net(x).square().mean()
+
+    budget = int(vdnn.plan(loss_of(model), batch, strategy="keep-all", device=ONE_TIER).peak_nbytes * share)
+    classic = vdnn.plan(loss_of(model), batch, strategy="checkpoint-sqrt", device=ONE_TIER)
+    virtual = vdnn.virtualize(loss_of(model), sample=batch, budget=budget, device=ONE_TIER, costs="roofline")
+    assert_same(train(loss_of(plain), plain, batch), train(virtual, model, batch))
+    assert_measured_as_simulated(virtual)
+    (executor,) = executors(virtual)
+    assert executor.plan.peak_nbytes <= budget
+    assert classic.peak_nbytes > budget or executor.plan.step_time_s <= classic.step_time_s

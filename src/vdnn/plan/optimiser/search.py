@@ -22,7 +22,7 @@ from math import prod
 import numpy as np
 
 from vdnn.errors import Infeasible
-from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.bounds import largest_step_nbytes, minimum_budget
 from vdnn.plan.gaps import Bytes
 from vdnn.plan.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.optimiser.bound import Bound
@@ -35,7 +35,7 @@ from vdnn.plan.optimiser.ties import units
 from vdnn.plan.optimiser.traffic import Row
 from vdnn.plan.plan import Plan
 from vdnn.plan.problem import Problem
-from vdnn.plan.strategies import offload, superneurons, vdnn_all
+from vdnn.plan.strategies import checkpoint_sqrt, offload, recompute, superneurons, vdnn_all
 from vdnn.plan.strategies.offload import largest_per_step
 from vdnn.plan.workspaces import fitting_variants, smallest_variants
 
@@ -154,8 +154,11 @@ class Search:
         )
         few = orders if self._is_small else orders[:5] if len(self.problem.graph) <= MANY else orders[:3]
         plans = [compose(self.ground, self._preferring(order), 0) for order in few]
-        reached = min(plan.peak_nbytes for plan in plans) <= minimum_budget(self.problem)[0]
-        return plans if reached else [*plans, *self._offload_floor()]
+        if min(plan.peak_nbytes for plan in plans) > minimum_budget(self.problem)[0]:
+            plans += self._offload_floor()
+        if min(plan.peak_nbytes for plan in plans) > largest_step_nbytes(self.problem):
+            plans += self._checkpoints()
+        return plans
 
     def _preferring(self, order: tuple[str, ...]) -> tuple[int, ...]:
         choices = []
@@ -171,6 +174,14 @@ class Search:
         except Infeasible as reason:
             least = offload.solve(replace(self.problem, budget_nbytes=reason.minimum_nbytes))
             yield replace(least, strategy=NAME)
+
+    def _checkpoints(self) -> Iterator[Plan]:
+        """Where little or nothing can be away, what is made again all at once is all there at once: stretches that are
+        made again one after the other need less."""
+        unbounded = replace(self.ground.lean, budget_nbytes=None)
+        for policy in (checkpoint_sqrt.solve, recompute.solve_memory):
+            found = policy(replace(unbounded, variants={}))
+            yield Plan(self.problem, NAME, found.decisions, smallest_variants(self.problem))
 
     @cached_property
     def lowest(self) -> Plan:
