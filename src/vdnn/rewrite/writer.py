@@ -242,11 +242,14 @@ def _devices(node: fx.Node) -> tuple[torch.device, ...]:
 
 
 def _leave_out_updates(copy: fx.Node) -> None:
-    """Turn a call that updates statistics into the one that does not."""
+    """Turn a call that updates statistics into the one that does not, and that needs no stand-ins for them."""
     target, left_out = WITHOUT_UPDATES[copy.target]
-    arguments = arguments_of(copy)
+    arguments, given_before = arguments_of(copy), copy.all_input_nodes
     copy.args, copy.kwargs = tuple(given for name, given in arguments.items() if name not in left_out), {}
     copy.target = target
+    for node in given_before:
+        if node.target is phantom and not node.users:
+            copy.graph.erase_node(node)
 
 
 def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int, torch.dtype]:
