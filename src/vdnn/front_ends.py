@@ -8,11 +8,12 @@ whole step once per signature. Both hand their joint graph to the same `JointCom
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ _USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: Session) -> Callable[..., Any]:
     """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
     _refuse_endless_captures(session)
+    _refuse_symbols(inputs)
     compiler = JointCompiler(session, dynamo_inputs(graph, inputs))
     compile_graph = aot_autograd(
         fw_compiler=compiler.forward,
@@ -55,6 +57,16 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
     except InexactTrace as reason:
         log.warning("a piece of %s runs plain, outside any plan: %s", session.name, reason)
         return graph.forward
+
+
+def _refuse_symbols(inputs: Sequence[Any]) -> None:
+    """A plan is about bytes, and a size that is a symbol has none."""
+    sizes = [size for given in inputs for size in (given.shape if isinstance(given, torch.Tensor) else (given,))]
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        raise Unsupported(
+            "torch.compile hands over sizes that are symbols, and a plan needs numbers. Pass"
+            ' torch.compile(model, backend="vdnn", dynamic=False): each batch size then gets a plan of its own.'
+        )
 
 
 def _refuse_gru_cells(graph: fx.GraphModule) -> None:
@@ -185,7 +197,7 @@ class AheadOfTime:
         """Everything the trace depended on: arguments, parameters, modes. Equal signatures run the same program."""
         leaves, spec = pytree.tree_flatten((args, kwargs))
         settings = tuple(map(_settings, self._module.modules()))
-        autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+        autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype())
         state = tuple(_leaf_signature(t) for t in (*self._module.parameters(), *self._module.buffers()))
         return (tuple(map(_leaf_signature, leaves)), _aliases(leaves), str(spec), settings, autocast, state)
 
@@ -196,17 +208,50 @@ def _leaf_signature(leaf: Any) -> Hashable:
     return (type(leaf), repr(leaf))
 
 
-def _aliases(leaves: Sequence[Any]) -> tuple[int, ...]:
-    """For every tensor the first one that shares its memory: a step may write into one argument and read another."""
-    first: dict[int, int] = {}
-    storages = (leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return tuple(first.setdefault(storage, position) for position, storage in enumerate(storages))
+def _aliases(leaves: Sequence[Any]) -> Hashable:
+    """For every tensor the first one that shares its memory, and how far it is from those it overlaps: a step may write
+    into one argument and read another."""
+    sharing: dict[int, list[tuple[int, range]]] = {}
+    found: list[Hashable] = []
+    for position, tensor in enumerate(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)):
+        ours, others = _spanned(tensor), sharing.setdefault(tensor.untyped_storage()._cdata, [])
+        overlapped = [(k, ours.start - o.start) for k, o in others if ours.start < o.stop and o.start < ours.stop]
+        others.append((position, ours))
+        found.append((others[0][0], tuple(overlapped)))
+    return tuple(found)
+
+
+def _spanned(tensor: torch.Tensor) -> range:
+    """The bytes of its storage from the first that it shows to the last."""
+    begin = tensor.storage_offset()
+    last = begin + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(begin * tensor.element_size(), (last + 1 if tensor.numel() else begin) * tensor.element_size())
+
+
+_NOT_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 
 
 def _settings(module: nn.Module) -> Hashable:
-    """Its plain attributes, which its forward may depend on (dropout's p, BatchNorm's momentum), and its hooks."""
-    kinds = (bool, int, float, str, tuple, type(None))
-    plain = [
-        (name, value) for name, value in vars(module).items() if type(value) in kinds and name != "_compiled_call_impl"
-    ]
-    return (type(module), repr(plain), tuple(module._forward_hooks), tuple(module._forward_pre_hooks))
+    """What its forward may depend on: numbers and words among its attributes (dropout's p, BatchNorm's momentum), also
+    in lists, dicts and configuration objects, functions it holds, and its hooks. What grows from call to call is none:
+    lists of anything else are left out."""
+    held = [(name, value) for name, value in vars(module).items() if name not in _NOT_SETTINGS]
+    settings = [(name, _setting(value)) for name, value in held]
+    return (type(module), repr(settings), tuple(module._forward_hooks), tuple(module._forward_pre_hooks))
+
+
+def _setting(value: Any, depth: int = 3) -> Any:
+    """Something whose repr tells whether the value has changed; None where nobody can tell."""
+    if type(value) in _PLAIN:
+        return (value,)
+    if isinstance(value, _FUNCTIONS):
+        return id(value.__func__) if isinstance(value, MethodType) else id(value)
+    if depth == 0 or isinstance(value, (torch.Tensor, nn.Module)):
+        return None
+    if isinstance(value, (list, tuple, dict)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        settings = [(key, _setting(item, depth - 1)) for key, item in items]
+        return settings if settings and all(setting is not None for _, setting in settings) else None
+    return [(name, _setting(item, depth - 1)) for name, item in getattr(value, "__dict__", {}).items()]

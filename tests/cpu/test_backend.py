@@ -64,3 +64,9 @@ def test_a_budget_that_is_no_size_is_refused() -> None:
     compiled = torch.compile(ConvNet(), backend=backend, options={"budget": "12 GiBs"})
     with pytest.raises(BackendCompilerFailed, match="12 GiBs"):
         compiled(images())
+
+
+def test_sizes_that_are_symbols_are_refused_with_the_way_out() -> None:
+    compiled = torch.compile(ConvNet(), backend=backend, dynamic=True, options=OPTIONS)
+    with pytest.raises(BackendCompilerFailed, match="dynamic=False"):
+        compiled(images())

@@ -303,3 +303,36 @@ def test_a_gradient_that_the_caller_passes_in_is_left_as_it_was() -> None:
     gradient = torch.linspace(0, 1, 12).view(3, 4)
     model(rows()).backward(gradient)
     assert torch.equal(gradient, torch.linspace(0, 1, 12).view(3, 4))
+
+
+def order() -> Tensor:
+    return torch.tensor([2, 0, 1])
+
+
+SCATTERS: dict[str, Any] = {
+    "index_add": lambda h, i: torch.index_add(h, 0, i, h),
+    "index_copy": lambda h, i: torch.index_copy(h, 0, i, h),
+    "index_put": lambda h, i: torch.index_put(h, (i,), h),
+    "scatter_add": lambda h, i: torch.scatter_add(h, 0, i[:, None].expand_as(h), h),
+}
+
+
+@pytest.mark.parametrize("name", SCATTERS)
+def test_an_op_that_reads_elsewhere_what_it_would_write_makes_a_new_tensor(name: str) -> None:
+    class Scatters(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.register_buffer("order", order())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return SCATTERS[name](self.layer(x), self.order).square().sum()
+
+    torch.manual_seed(0)
+    plain, virtual = Scatters(), Scatters()
+    virtual.load_state_dict(plain.state_dict())
+    step = virtualize(virtual, sample=(torch.ones(3, 4),))
+    x = torch.randn(3, 4)
+    plain(x).backward()
+    step(x).backward()
+    assert torch.equal(plain.layer.weight.grad, virtual.layer.weight.grad)  # type: ignore[arg-type]

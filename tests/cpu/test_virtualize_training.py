@@ -215,6 +215,31 @@ def test_autocast_to_bfloat16_is_followed(front_end: str) -> None:
     assert torch.equal(expected, found)
 
 
+class PartlyWide(nn.Module):
+    """A part of it leaves autocast; its backward runs outside, as all of backward does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.narrow(x)
+        with torch.autocast("cpu", enabled=False):
+            return torch.tanh(self.wide(hidden.float()))
+
+
+@EITHER_FRONT_END
+def test_backward_runs_outside_autocast(front_end: str) -> None:
+    def mixed(model: Any) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(rows())
+        output.sum().backward()
+        backward(model, rows())
+        return output
+
+    check(PartlyWide(), mixed, **options(front_end, rows()))
+
+
 @EITHER_FRONT_END
 @pytest.mark.parametrize(
     "hooks",

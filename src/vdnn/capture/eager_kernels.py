@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._C import DispatchKey
+from torch._functorch import config as functorch_config
 
 from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
 from vdnn.errors import InexactTrace
@@ -135,7 +136,9 @@ def eager_kernels() -> Iterator[None]:
             op.py_kernels[key] = kernel
         op._dispatch_cache.clear()
     try:
-        yield
+        # Backward runs outside autocast, as PyTorch asks for; AOTAutograd would trace it inside.
+        with functorch_config.patch(backward_pass_autocast="off"):
+            yield
     finally:
         for op, kernels in saved.items():
             op.py_kernels.clear()

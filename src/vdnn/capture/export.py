@@ -39,6 +39,7 @@ def export_joint(
     if exact:
         _refuse_backward_hooks(module)
     try:
+        stack.enter_context(_tensors_stay(module))
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(eager_kernels())
         stack.enter_context(_uncompiled(module))
@@ -77,8 +78,23 @@ def fake_step(
 
     state = {name: fake(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
-    with _reparametrize_module(module, state, tie_weights=True):
+    with _tensors_stay(module), _reparametrize_module(module, state, tie_weights=True):
         yield fake_args, fake_kwargs
+
+
+@contextlib.contextmanager
+def _tensors_stay(module: nn.Module) -> Iterator[None]:
+    """Afterwards every module has its own tensors. Who swaps tensors by name, as PyTorch does for a trace, takes a
+    module with two names for two and puts a stand-in back for good."""
+    tables = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, tensors in zip(tables, before, strict=True):
+            if any(table.get(name) is not tensor for name, tensor in tensors.items()):
+                table.clear()
+                table.update(tensors)  # type: ignore[arg-type]
 
 
 def check_sample(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

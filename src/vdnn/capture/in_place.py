@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_leaves
 
 from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF, OVER_SECOND, PART_OF, is_known_exact
 from vdnn.capture.nodes import (
@@ -27,6 +28,7 @@ from vdnn.capture.nodes import (
     is_op,
     is_tangent,
     is_view,
+    op_of,
     phase_of,
     set_value,
     storage_key,
@@ -118,8 +120,16 @@ def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node
         is_dead = state.last_touch.get(key) == position
         is_ours = state.born_in.get(key) is (phase_of(node) or Phase.FORWARD)
         aliases = [s for s in node.all_input_nodes if any(state.resolve(k) == key for k in storage_keys(s))]
-        if is_dead and is_ours and aliases == [candidate]:
+        if is_dead and is_ours and aliases == [candidate] and _may_be_written(node, candidate):
             yield candidate
+
+
+def _may_be_written(node: fx.Node, candidate: fx.Node) -> bool:
+    """Elementwise ops read an element before they write it, however often it is given. Others (`index_add(h, 0, i, h)`)
+    must not read elsewhere what they write."""
+    if torch.Tag.pointwise in op_of(node).tags:
+        return True
+    return sum(given is candidate for given in tree_leaves((node.args, node.kwargs))) == 1
 
 
 def _same_layout(victim: torch.Tensor, result: torch.Tensor) -> bool:

@@ -177,6 +177,8 @@ def _lower_op(
         if source not in returned
     ]
     traits = traits_of(node.target)
+    if _draws_from_own_generator(node):
+        traits |= {Trait.MUST_KEEP}
     if is_view(node):
         traits |= {Trait.VIEW}
     writes = tuple(value for value in written if value is not None) + tuple(effects)
@@ -193,6 +195,11 @@ def _lower_op(
         traits=traits,
     )
     return op, written
+
+
+def _draws_from_own_generator(node: fx.Node) -> bool:
+    """A generator that the model brings along: replays put back the device's own only, so such an op runs once."""
+    return isinstance(node.target, torch._ops.OpOverload) and arguments_of(node).get("generator") is not None
 
 
 def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int], builder: _Builder) -> tuple[Read, ...]:

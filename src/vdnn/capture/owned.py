@@ -35,7 +35,8 @@ def as_module(model: Callable[..., Any]) -> nn.Module:
     for name, module in _reachable(model, set()):
         if not any(module is known for known in owned.values()):
             owned[_free_name(name, owned)] = module
-    return FunctionModule(model, owned)
+    inner = {id(part) for module in owned.values() for part in module.modules() if part is not module}
+    return FunctionModule(model, {name: module for name, module in owned.items() if id(module) not in inner})
 
 
 def _free_name(name: str, taken: dict[str, nn.Module]) -> str:
