@@ -28,7 +28,8 @@ from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import ForeignPlan, Infeasible
 from vdnn.form_choice import Posed, choose_form
 from vdnn.inductor import fuse
-from vdnn.op_calls import op_calls
+from vdnn.ir import Graph
+from vdnn.op_calls import may_be_tried, op_calls
 from vdnn.optimizers import with_optimizer_state
 from vdnn.options import Options
 from vdnn.plan.budget import resolve_budget
@@ -62,10 +63,18 @@ def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
         return roofline(lowered.graph, options.hardware), {}
     calls, cache = op_calls(lowered), CostCache()
     with _disable_current_modes():  # real ops on real tensors, in the middle of a trace
-        costs = measure(calls, cache, progress=options.progress)
+        costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, options)
         if options.budget is None:
             return costs, {}
         return costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress)
+
+
+def _with_untried(costs: CostTable, graph: Graph, options: Options) -> CostTable:
+    """What may not be run for the sake of measuring costs what the roofline says."""
+    if all(map(may_be_tried, graph.ops)):
+        return costs
+    outline = roofline(graph, options.hardware)
+    return CostTable(tuple(costs[k] if may_be_tried(op) else outline[k] for k, op in enumerate(graph.ops)))
 
 
 def describe_joint(

@@ -1,8 +1,9 @@
 """From the steps of a captured graph to calls that can be measured one by one.
 
-Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views. Inputs are made up with
-the shapes, strides and dtypes of the trace: random floats, zeros for integers (which are indices more often than not,
-and zero is always one).
+Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views and for ops with effects
+that nobody declared, which are not run for the sake of knowing. Inputs are made up with the shapes, strides and dtypes
+of the trace: random floats, zeros for integers (which are indices more often than not, and zero is always one), ones
+where it divides.
 
 An op that can be computed in other ways brings those along, each with the op itself on the same inputs, so that they
 can be compared. For that the inputs have both signs and stretches of zeros, as maps behind a ReLU have.
@@ -16,20 +17,26 @@ from typing import Any
 import torch
 from torch import fx
 
+from vdnn.capture.information import op_name
 from vdnn.capture.lower import Lowered
 from vdnn.capture.nodes import tensor_of, value_of
 from vdnn.cost.measured import OpCall, OpVariant, Run
-from vdnn.ir import Trait
+from vdnn.ir import Op, Trait
 from vdnn.op_variants import may_be_exact, variants_of
 from vdnn.rewrite.variants import variant_alone
 
 
 def op_calls(lowered: Lowered) -> list[OpCall | None]:
-    return [_call(node, op.has(Trait.VIEW)) for node, op in zip(lowered.nodes, lowered.graph.ops, strict=True)]
+    return [_call(node, op) for node, op in zip(lowered.nodes, lowered.graph.ops, strict=True)]
 
 
-def _call(node: fx.Node, is_view: bool) -> OpCall | None:
-    if is_view or not isinstance(node.target, torch._ops.OpOverload):
+def may_be_tried(op: Op) -> bool:
+    """Not what others take part in, and not what may do anything: a user's own op, or one with a generator."""
+    return not {Trait.MUST_KEEP, Trait.COLLECTIVE} & op.traits
+
+
+def _call(node: fx.Node, op: Op) -> OpCall | None:
+    if op.has(Trait.VIEW) or not may_be_tried(op) or not isinstance(node.target, torch._ops.OpOverload):
         return None
     return OpCall(_key(node), lambda: _make(node, _invented), tuple(_variant(node, name) for name in variants_of(node)))
 
@@ -60,8 +67,13 @@ def _spelled(value: Any) -> str:
 
 def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _Inputs(invent).make)
+    if op_name(node).rstrip("_") in _DIVIDES and isinstance(args[1], torch.Tensor):
+        args = (args[0], torch.ones_like(args[1]), *args[2:])
     target: Any = node.target
     return lambda: target(*args, **kwargs)
+
+
+_DIVIDES = frozenset({"div", "floor_divide", "fmod", "remainder"})
 
 
 def _make_both(node: fx.Node, variant: str) -> tuple[Run, Run]:

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch._C import DispatchKey
 from torch._functorch import config as functorch_config
+from torch.fx.node import _side_effectful_functions
 
 from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
 from vdnn.errors import InexactTrace
@@ -118,6 +119,26 @@ def _bernoulli_meta(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = No
     return torch.empty_like(tensor)
 
 
+_RANDOM = """
+    bernoulli binomial cauchy exponential geometric log_normal multinomial native_dropout normal normal_functional
+    poisson rand rand_like randint randint_like randn randn_like random randperm rrelu_with_noise uniform
+"""
+
+
+@contextmanager
+def _random_numbers_are_drawn() -> Iterator[None]:
+    """While open, no pass removes an op that draws random numbers because nobody reads them: those drawn after it would
+    be others."""
+    packets = [getattr(aten, name) for name in _RANDOM.split()]
+    random = {getattr(packet, name) for packet in packets for name in packet.overloads()}
+    added = random - _side_effectful_functions
+    _side_effectful_functions.update(added)
+    try:
+        yield
+    finally:
+        _side_effectful_functions.difference_update(added)
+
+
 @contextmanager
 def eager_kernels() -> Iterator[None]:
     """Set the Python versions aside, and put them back."""
@@ -137,7 +158,7 @@ def eager_kernels() -> Iterator[None]:
         op._dispatch_cache.clear()
     try:
         # Backward runs outside autocast, as PyTorch asks for; AOTAutograd would trace it inside.
-        with functorch_config.patch(backward_pass_autocast="off"):
+        with functorch_config.patch(backward_pass_autocast="off"), _random_numbers_are_drawn():
             yield
     finally:
         for op, kernels in saved.items():

@@ -12,7 +12,7 @@ not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isinf
+from math import inf, isinf
 from typing import Any
 
 import torch
@@ -175,7 +175,7 @@ def reads_code(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[f
     if name in FUSED_MASKS:
         return arguments["self"] is source and _alike(arguments["grad_output"], source)
     if name in FUSED_WINDOWS:
-        return arguments["indices"] is source and _pools_plainly(arguments, source)
+        return arguments["indices"] is source and _pools_plainly(arguments, source, tensor_of(node))
     other = arguments["other"] if arguments["self"] is source else arguments["self"]
     overwritten = arguments["self"] if name == "mul_" else arguments.get("out")
     return other is not source and overwritten is not source and _alike(other, source) and len(alphabet()) == 2
@@ -189,13 +189,15 @@ def _alike(gradient: Any, source: fx.Node) -> bool:
     return same and fills_its_storage(ours) and is_non_overlapping_and_dense_or_false(theirs)
 
 
-def _pools_plainly(arguments: Arguments, indices: fx.Node) -> bool:
-    """The gradient lies as the indices do, so one walk over both reaches matching elements."""
+def _pools_plainly(arguments: Arguments, indices: fx.Node, result: torch.Tensor | None) -> bool:
+    """The gradient lies as the indices do, so one walk over both reaches matching elements; and so does the result.
+    Maps of one pixel lie in both orders, and the result of pooling them need not."""
     gradient = arguments["grad_output"]
     ours, theirs = tensor_of(indices), tensor_of(gradient) if isinstance(gradient, fx.Node) else None
-    if ours is None or theirs is None or theirs.dtype != torch.float32:
+    if ours is None or theirs is None or result is None or theirs.dtype != torch.float32:
         return False
-    return ours.stride() == theirs.stride() and _memory_order(ours, 2) is not None
+    order = _memory_order(ours, 2)
+    return ours.stride() == theirs.stride() and order is not None and order == _memory_order(result, 2)
 
 
 _UNWRITTEN = ("empty_like", "empty_strided")
@@ -207,8 +209,9 @@ def alphabet_of(dtypes: set[str], writers: Sequence[fx.Node]) -> tuple[float, ..
         return (0.0, 1.0)
     if len(writers) == 3 and op_name(writers[0]) in _UNWRITTEN and op_name(writers[1]) == "bernoulli_":
         divided, by = writers[2], writers[2].args[1:]
-        if op_name(divided) == "div_" and by and isinstance(by[0], (int, float)):
-            return (0.0, _one_over(by[0], tensor_of(divided)))
+        if op_name(divided) == "div_" and by and isinstance(by[0], (int, float)) and by[0] > 0:  # else 0 is -0 or NaN
+            on = _one_over(by[0], tensor_of(divided))
+            return (0.0, on) if 0 < on < inf else ()
     return ()
 
 

@@ -120,7 +120,7 @@ class HalfWriter:
         if node not in self.copies:
             shown = self._any_look(node)
             assert shown is not None, f"{node} is read while its storage is away"
-            self.copies[node] = self.graph.call_function(runtime.look, (*shown, *_layout(node)))
+            self.copies[node] = self.graph.call_function(runtime.look, (*shown, *_layout(node), *_lazy_bits(node)))
         return self.copies[node]
 
     def _any_look(self, node: fx.Node) -> tuple[fx.Node, int] | None:
@@ -256,6 +256,13 @@ def _layout(node: fx.Node) -> tuple[tuple[int, ...], tuple[int, ...], int, torch
     tensor = tensor_of(node)
     assert tensor is not None, f"{node} has a storage without being a tensor"
     return tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.dtype
+
+
+def _lazy_bits(node: fx.Node) -> tuple[bool, bool]:
+    """Whether the tensor stands for the conjugate, or for the negative, of the bytes it shows."""
+    tensor = tensor_of(node)
+    assert tensor is not None, f"{node} has a storage without being a tensor"
+    return tensor.is_conj(), tensor.is_neg()
 
 
 def _offset_nbytes(node: fx.Node) -> int:

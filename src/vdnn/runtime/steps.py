@@ -112,9 +112,13 @@ def look(
     stride: tuple[int, ...],
     offset: int,
     dtype: torch.dtype,
+    is_conj: bool,
+    is_neg: bool,
 ) -> torch.Tensor:
     """The storage of `shown` as a tensor of the layout that it had in the trace, in which `shown` began at byte
     `traced_nbytes`. An input may begin elsewhere today."""
     moved_nbytes = shown.storage_offset() * shown.element_size() - traced_nbytes
     there = torch.empty(0, dtype=dtype, device=shown.device)
-    return there.set_(shown.untyped_storage(), offset + moved_nbytes // dtype.itemsize, shape, stride)
+    there.set_(shown.untyped_storage(), offset + moved_nbytes // dtype.itemsize, shape, stride)
+    there = torch._conj(there) if is_conj else there
+    return torch._neg_view(there) if is_neg else there

@@ -42,9 +42,8 @@ class DiskRoom:
         usable_nbytes(directory, 0)
         self.name = name
         self.directory = os.fspath(directory)
-        self._ledger = Ledger(
-            name, capacity_nbytes, way_out="Raise disk_budget, or raise budget so that less has to leave."
-        )
+        way_out = "Raise disk_budget, or raise budget so that less has to leave."
+        self._ledger = Ledger(name, capacity_nbytes, way_out=way_out, page_nbytes=DIRECT_PAGE_NBYTES)
         self._staging = StagingPool(NUM_STAGING_BUFFERS, 2 * CHUNK_NBYTES)
         self._write_helper, self._read_helper = Worker("vdnn-disk-write"), Worker("vdnn-disk-read")
         self._lock = threading.Lock()

@@ -34,14 +34,16 @@ class Lease:
 
 class Ledger:
     """Bounded by `capacity_nbytes`, which counts what is stored; padding to pages comes on top, and is not counted,
-    so that a plan that counts the bytes of tensors is a plan that fits. `way_out` ends the message when it is full."""
+    so that a plan that counts the bytes of tensors is a plan that fits. `way_out` ends the message when it is full.
+    Places begin at multiples of `page_nbytes` as long as they are asked for in multiples of it."""
 
-    def __init__(self, tier: str, capacity_nbytes: int | None, *, way_out: str) -> None:
+    def __init__(self, tier: str, capacity_nbytes: int | None, *, way_out: str, page_nbytes: int = 1) -> None:
         self.tier = tier
         self.capacity_nbytes = capacity_nbytes
         self._way_out = way_out
         self._used_nbytes = 0
-        self._extents = Extents(UNBOUNDED_NBYTES if capacity_nbytes is None else capacity_nbytes)
+        capacity_nbytes = UNBOUNDED_NBYTES if capacity_nbytes is None else capacity_nbytes
+        self._extents = Extents(-(-capacity_nbytes // page_nbytes) * page_nbytes)
         self._returned: deque[tuple[int, tuple[Extent, ...]]] = deque()
         self._lock = threading.Lock()
 
