@@ -239,7 +239,8 @@ def _settings(module: nn.Module) -> Hashable:
     lists of anything else are left out."""
     held = [(name, value) for name, value in vars(module).items() if name not in _NOT_SETTINGS]
     settings = [(name, _setting(value)) for name, value in held]
-    return (type(module), repr(settings), tuple(module._forward_hooks), tuple(module._forward_pre_hooks))
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return (type(module), repr(settings), *map(tuple, hooks))
 
 
 def _setting(value: Any, depth: int = 3) -> Any:
