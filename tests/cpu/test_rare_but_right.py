@@ -23,7 +23,7 @@ def assert_trains_as_plain(model: nn.Module, *args: Tensor, **options: Any) -> N
         step = virtualize(net, **options) if virtual else net
         torch.manual_seed(5)
         output = step(*args)
-        output.square().sum().backward()
+        (output.square() + output).sum().backward()
         gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
         outcomes.append([output, *gradients, torch.get_rng_state()])
     assert len(outcomes[0]) == len(outcomes[1]) > 2
