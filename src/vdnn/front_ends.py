@@ -230,13 +230,14 @@ def _spanned(tensor: torch.Tensor) -> range:
 
 _NOT_SETTINGS = frozenset(vars(nn.Module())) - {"training"} | {"_compiled_call_impl"}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_LONGEST_SETTING = 256
 _FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType, functools.partial)
 
 
 def _settings(module: nn.Module) -> Hashable:
     """What its forward may depend on: numbers and words among its attributes (dropout's p, BatchNorm's momentum), also
     in lists, dicts and configuration objects, functions it holds, and its hooks. What grows from call to call is none:
-    lists of anything else are left out."""
+    lists of anything else are left out, and so are tables: this is asked at every call."""
     held = [(name, value) for name, value in vars(module).items() if name not in _NOT_SETTINGS]
     settings = [(name, _setting(value)) for name, value in held]
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
@@ -252,6 +253,8 @@ def _setting(value: Any, depth: int = 3) -> Any:
     if depth == 0 or isinstance(value, (torch.Tensor, nn.Module)):
         return None
     if isinstance(value, (list, tuple, dict)):
+        if len(value) > _LONGEST_SETTING:
+            return None
         items = value.items() if isinstance(value, dict) else enumerate(value)
         settings = [(key, _setting(item, depth - 1)) for key, item in items]
         return settings if settings and all(setting is not None for _, setting in settings) else None

@@ -57,6 +57,16 @@ def test_a_list_of_tensors_that_grows_is_no_setting() -> None:
     assert len(executors(virtual)) == 1
 
 
+def test_a_long_table_is_no_setting() -> None:
+    """It would be read through at every call."""
+    model, x = Configured(), torch.randn(4, 8)
+    virtual = virtualize(model, sample=(x,))
+    for number in range(2):
+        virtual.vocabulary = dict.fromkeys(range(1000), number)
+        virtual(x)
+    assert len(executors(virtual)) == 2  # one with the attribute, one without
+
+
 def test_arguments_that_overlap_at_another_distance_are_another_step() -> None:
     layer, memory = nn.Linear(4, 4), torch.randn(64, 4)
 

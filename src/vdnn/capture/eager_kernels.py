@@ -141,7 +141,8 @@ def _random_numbers_are_drawn() -> Iterator[None]:
 
 @contextmanager
 def eager_kernels() -> Iterator[None]:
-    """Set the Python versions aside, and put them back."""
+    """Set the Python versions aside, and put them back. Meanwhile backward is traced outside autocast, and nothing that
+    draws random numbers is removed."""
     replaced: dict[tuple[Any, DispatchKey], Callable[..., Any] | None] = {
         (getattr(packet, name), key): None
         for packet in _PREFERRED_IN_PYTHON
@@ -157,7 +158,7 @@ def eager_kernels() -> Iterator[None]:
             op.py_kernels[key] = kernel
         op._dispatch_cache.clear()
     try:
-        # Backward runs outside autocast, as PyTorch asks for; AOTAutograd would trace it inside.
+        # PyTorch asks that `loss.backward()` be called outside autocast; AOTAutograd would trace it inside.
         with functorch_config.patch(backward_pass_autocast="off"), _random_numbers_are_drawn():
             yield
     finally:

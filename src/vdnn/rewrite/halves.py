@@ -187,7 +187,8 @@ def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instructio
                 storage = lowered.graph.values[read.value].storage
                 if storage not in elsewhere and read.need not in NO_USE:
                     # A replay looks at the whole storage: any value of it will do, of an input's the input itself.
-                    yield behind.get(node_of.get(read.value), nodes_in[storage][0])  # type: ignore[arg-type]
+                    node = node_of.get(read.value, nodes_in[storage][0])
+                    yield behind.get(node, nodes_in[storage][0])
             elsewhere.update(instruction.keeps)
 
 

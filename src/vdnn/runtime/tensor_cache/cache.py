@@ -7,9 +7,9 @@ leave it only when it is really short.
 Note [Watched steps]: to keep a budget one must know what is alive and what comes next. A watched step sees every op
 (`watch.py`) and keeps the budget whatever the model does; that takes time per op. A model whose last watched steps
 fitted without moving anything runs unwatched: then only what is saved is counted, in the hooks. As long as such a step
-saves what the step before it saved, it needs what that needed. Where it does otherwise, the bytes saved plus the most
-that was ever alive beside them is the estimate that the budget is held against, and if that is too much, storages leave
-and the next step is watched again. So is every `WATCH_EVERY`th.
+saves as many bytes as the step before it, tensor by tensor, it is taken to need what that needed. Where it does
+otherwise, the bytes saved plus the most that was ever alive beside them is the estimate that the budget is held
+against, and if that is too much, storages leave and the next step is watched again. So is every `WATCH_EVERY`th.
 
 Note [Backward outside]: a backward that runs after the cache was left still goes through its hooks. PyTorch runs each
 node of a graph with the modes that were active when backward was called, so a mode that a hook turns on lasts until the

@@ -13,6 +13,7 @@ from collections import deque
 
 from vdnn.errors import TierFull
 from vdnn.runtime.tiers.extents import UNBOUNDED_NBYTES, Extent, Extents
+from vdnn.runtime.tiers.memory import round_up
 from vdnn.units import format_nbytes
 
 
@@ -43,7 +44,7 @@ class Ledger:
         self._way_out = way_out
         self._used_nbytes = 0
         capacity_nbytes = UNBOUNDED_NBYTES if capacity_nbytes is None else capacity_nbytes
-        self._extents = Extents(-(-capacity_nbytes // page_nbytes) * page_nbytes)
+        self._extents = Extents(round_up(capacity_nbytes, page_nbytes))
         self._returned: deque[tuple[int, tuple[Extent, ...]]] = deque()
         self._lock = threading.Lock()
 
