@@ -144,7 +144,8 @@ class TensorCache:
             if self._routine.holds:
                 saved = self._routine.save(tensor)
                 if saved is not None:
-                    self._count_step(is_first=self._routine.num_saved == 1)
+                    if self._routine.num_saved == 1:
+                        self._count_step()
                     return saved
                 self._take_over()
             return self._pack_known(tensor)
@@ -160,7 +161,8 @@ class TensorCache:
             with self._here:  # a subclass says itself how it is detached
                 return Unmoved(tensor)
         with self._here, torch._C._DisableTorchDispatch():
-            self._count_step(is_first=self._space.follower.order.is_empty and self._routine.num_saved == 0)
+            if self._space.follower.order.is_empty and self._routine.num_saved == 0:
+                self._count_step()
             saved = self._space.item_of(tensor).save(tensor.detach())
         self._guard_unwatched()
         return saved
@@ -221,10 +223,9 @@ class TensorCache:
         if self._is_watched and (num_steps < COUNT_EVERY or num_steps % COUNT_EVERY == 0 or not was_watched):
             self._live.count_everything()
 
-    def _count_step(self, *, is_first: bool) -> None:
-        if is_first:
-            self._space.findings.num_steps += 1
-            self._space.findings.num_watched += self._is_watched
+    def _count_step(self) -> None:
+        self._space.findings.num_steps += 1
+        self._space.findings.num_watched += self._is_watched
 
     def _used_nbytes(self) -> int:
         if self._is_watched:

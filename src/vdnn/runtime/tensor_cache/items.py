@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NoReturn
 
 import torch
 
@@ -29,16 +29,19 @@ Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 
 class Unmoved:
-    """A tensor that stays: a parameter, a small one, one without plain memory."""
+    """A tensor that stays: a parameter, a small one, one without plain memory. A leaf is held as it is, as autograd
+    does; another would hold the graph that holds it."""
 
     __slots__ = ("_tensor", "_version")
     item: ClassVar[None] = None
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor, self._version = tensor.detach(), tensor._version
+        self._tensor = tensor if tensor.is_leaf else tensor.detach()
+        self._version = tensor._version
 
     def tensor(self) -> torch.Tensor:
-        check_version(self._tensor, self._version)
+        if self._tensor._version != self._version:
+            raise_stale(self._tensor, self._version)
         return self._tensor
 
 
@@ -57,14 +60,18 @@ class Saved:
 
     def tensor(self) -> torch.Tensor:
         """Each caller gets a tensor object of its own, so that PyTorch counts it. Note [Worth moving]"""
+        alias = self._alias if self._alias is not None else self._look()
+        if alias._version != self._version:
+            raise_stale(alias, self._version)
+        return alias.detach()
+
+    def _look(self) -> torch.Tensor:
         if self._stale is not None:
             raise RuntimeError(self._stale)
-        if self._alias is None:
-            assert self.item is not None
-            assert self._layout is not None
-            self._alias, self._version = self.item.look(self._layout)
-        check_version(self._alias, self._version)
-        return self._alias.detach()
+        assert self.item is not None
+        assert self._layout is not None
+        self._alias, self._version = self.item.look(self._layout)
+        return self._alias
 
     @property
     def alias(self) -> torch.Tensor:
@@ -222,9 +229,8 @@ def is_leaf(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and tensor.is_leaf
 
 
-def check_version(tensor: torch.Tensor, expected: int) -> None:
-    if tensor._version != expected:
-        raise RuntimeError(words_for_stale(tensor, expected))
+def raise_stale(tensor: torch.Tensor, expected: int) -> NoReturn:
+    raise RuntimeError(words_for_stale(tensor, expected))
 
 
 def words_for_stale(tensor: torch.Tensor, expected: int) -> str:

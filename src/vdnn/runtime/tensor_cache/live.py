@@ -11,11 +11,12 @@ import gc
 import threading
 import weakref
 from collections import deque
+from itertools import compress
 from typing import Any
 
 import torch
 
-_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
 def is_plain(tensor: Any) -> bool:
@@ -89,6 +90,7 @@ class LiveBytes:
 
     def count_everything(self) -> None:
         """Every tensor that Python can reach: parameters, gradients, optimizer state, batches."""
-        for thing in gc.get_objects():
-            if type(thing) in _PLAIN_TYPES and is_plain(thing):
-                self.count(thing)
+        things = gc.get_objects()
+        for tensor in compress(things, map(_PLAIN_TYPES.__contains__, map(type, things))):
+            if is_plain(tensor):
+                self.count(tensor)

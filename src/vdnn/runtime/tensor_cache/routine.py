@@ -14,11 +14,13 @@ import torch
 
 from vdnn.runtime.tensor_cache.items import Saved, Unmoved, is_leaf
 
+NO_MORE = -1  # no tensor has this size
+
 
 class Routine:
     def __init__(self) -> None:
         self.holds = False
-        self._known: list[int] = []
+        self._known = [NO_MORE]
         self._written: list[int] = []
         self._saved: list[weakref.ref[Saved]] = []
         self.num_saved = 0
@@ -31,9 +33,9 @@ class Routine:
     def begin(self, *, is_watched: bool) -> None:
         """A step begins; a watched one before it is the one to compare with from now on."""
         if self._written:
-            self._known, self._written = self._written, []
+            self._known, self._written = [*self._written, NO_MORE], []
         self._saved, self.num_saved = [], 0
-        self.holds = not is_watched and bool(self._known)
+        self.holds = not is_watched and self._known[0] != NO_MORE
 
     def write(self, tensor: torch.Tensor) -> None:
         """A watched step saves this."""
@@ -41,11 +43,9 @@ class Routine:
 
     def save(self, tensor: torch.Tensor) -> Saved | Unmoved | None:
         """None when this is not what the watched step saved here."""
-        if self.num_saved == len(self._known) and self.is_idle:
-            self._saved, self.num_saved = [], 0  # another step in the same block
-        number = self.num_saved
-        self.holds = number < len(self._known) and self._known[number] == tensor.numel() * tensor.element_size()
-        if not self.holds:
+        nbytes = tensor.numel() * tensor.element_size()
+        if self._known[self.num_saved] != nbytes and not self._begins_again(nbytes):
+            self.holds = False
             return None
         self.num_saved += 1
         if is_leaf(tensor):
@@ -53,6 +53,13 @@ class Routine:
         saved = Saved(None, tensor.detach())
         self._saved.append(weakref.ref(saved))
         return saved
+
+    def _begins_again(self, nbytes: int) -> bool:
+        """Another step in the same block."""
+        if self._known[self.num_saved] != NO_MORE or not self.is_idle:
+            return False
+        self._saved, self.num_saved = [], 0
+        return self._known[0] == nbytes
 
     def left_over(self) -> list[Saved]:
         """What this step has saved so far, leaves apart, and autograd still holds."""
