@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from vdnn.errors import Infeasible
 from vdnn.hardware.emulated import emulated
+from vdnn.runtime.tensor_cache.items import Item, Saved, Tallies
 from vdnn.runtime.tensor_cache.live import LiveBytes
 from vdnn.runtime.tensor_cache.result_sizes import ResultSizes
 
@@ -159,3 +161,43 @@ def test_counting_finds_what_was_made_outside() -> None:
     gc.collect()
     live.count_everything()
     assert held.untyped_storage()._cdata in live._alive
+
+
+def test_whoever_was_given_a_tensor_before_its_step_departed_is_counted() -> None:
+    """A routine step hands out the tensor object it holds; memory that somebody has does not come free by moving it."""
+    saved = Saved(None, torch.ones(4096))
+    given = saved.held()
+    item = Item(saved.alias, 0, 0, Tallies())
+    item.take_over(saved)
+    assert not item.is_worth_moving
+    del given
+    assert item.is_worth_moving
+
+
+@pytest.mark.parametrize("is_leaf", [True, False])
+def test_a_dropped_graph_of_a_routine_step_is_freed(is_leaf: bool) -> None:
+    """A leaf is held as it is, anything else without the graph that would hold it."""
+    cache, freed = cache_of(1 << 40), []
+    for _ in range(4):
+        source = torch.randn(64, 64, requires_grad=True)
+        weakref.finalize(source.untyped_storage(), freed.append, 0)
+        with cache:
+            (source if is_leaf else source * 2).exp().sigmoid().sum()
+        del source
+    gc.collect()
+    assert len(freed) == 4
+    assert cache.findings.num_watched < cache.findings.num_steps == 4
+
+
+def test_a_parameter_changed_between_forward_and_backward_is_noticed_in_a_routine_step() -> None:
+    cache, weight = cache_of(1 << 40), nn.Parameter(torch.randn(64, 64))
+    for _ in range(3):
+        with cache:
+            (weight * weight).exp().sum().backward()
+    with cache:
+        loss = (weight * weight).exp().sum()
+        with torch.no_grad():
+            weight.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    assert cache.findings.num_watched == 2

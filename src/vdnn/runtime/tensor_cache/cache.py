@@ -22,20 +22,21 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _push_mode
 
 from vdnn.errors import Infeasible
 from vdnn.runtime.tensor_cache.findings import Findings
-from vdnn.runtime.tensor_cache.items import Item, Saved, Unmoved, is_leaf
+from vdnn.runtime.tensor_cache.items import Saved, Unmoved, is_leaf
 from vdnn.runtime.tensor_cache.live import LiveBytes, is_plain
 from vdnn.runtime.tensor_cache.order import Follower
 from vdnn.runtime.tensor_cache.policies import NEXT_USE, check_policy
 from vdnn.runtime.tensor_cache.result_sizes import ResultSizes
-from vdnn.runtime.tensor_cache.routine import Routine
+from vdnn.runtime.tensor_cache.routine import Packed, Routine
 from vdnn.runtime.tensor_cache.space import Space
 from vdnn.runtime.tensor_cache.watch import Watch, is_watching
 from vdnn.runtime.tensor_cache.words import cannot_stay_within
@@ -51,7 +52,7 @@ class _Here(threading.local):
     """What this thread has opened, and how deep it is in the cache's own work."""
 
     def __init__(self) -> None:
-        self.opened: list[ExitStack] = []
+        self.opened: list[list[AbstractContextManager[Any]]] = []
         self.depth = 0
 
     def __enter__(self) -> None:
@@ -87,7 +88,7 @@ class TensorCache:
         self._has_warned = False
         self._lock = threading.RLock()
         self._here = _Here()
-        self._routine = Routine()
+        self._routine = Routine(self._count_step, self._pack)
 
     @property
     def budget_nbytes(self) -> int:
@@ -108,10 +109,13 @@ class TensorCache:
             if self._num_open == 0:
                 self._next_step(is_opening=True)
             self._num_open += 1
-        opened = ExitStack()
-        opened.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack))
+        opened: list[AbstractContextManager[Any]] = [
+            torch.autograd.graph.saved_tensors_hooks(self._routine.save, self._unpack)
+        ]
         if self._is_watched:
-            opened.enter_context(self._new_watch())
+            opened.append(self._new_watch())
+        for manager in opened:
+            manager.__enter__()
         self._here.opened.append(opened)
         return self
 
@@ -120,7 +124,8 @@ class TensorCache:
     ) -> None:
         with self._lock:
             self._num_open -= 1
-        self._here.opened.pop().close()
+        for manager in reversed(self._here.opened.pop()):
+            manager.__exit__(None, None, None)
 
     @property
     def is_busy_here(self) -> bool:
@@ -139,19 +144,13 @@ class TensorCache:
         if others > self._others_peak_nbytes:
             self._others_peak_nbytes = others
 
-    def _pack(self, tensor: torch.Tensor) -> Saved | Unmoved:
+    def _pack(self, tensor: torch.Tensor) -> Packed:
+        """Known by its storage, so that it can move."""
         with self._lock:
-            if self._routine.holds:
-                saved = self._routine.save(tensor)
-                if saved is not None:
-                    if self._routine.num_saved == 1:
-                        self._count_step()
-                    return saved
-                self._take_over()
+            self._take_over()
             return self._pack_known(tensor)
 
-    def _pack_known(self, tensor: torch.Tensor) -> Saved | Unmoved:
-        """Known by its storage, so that it can move."""
+    def _pack_known(self, tensor: torch.Tensor) -> Packed:
         may_move = self._may_move(tensor)
         if may_move:
             self._next_step(is_opening=False)
@@ -169,23 +168,25 @@ class TensorCache:
 
     def _take_over(self) -> None:
         """The step departs from the routine: from here on, what it has saved is known by storage."""
-        with self._here, torch._C._DisableTorchDispatch():
-            for saved in self._routine.left_over():
-                if self._may_move(saved.alias):
-                    self._space.item_of(saved.alias).adopt(saved)
+        if left_over := self._routine.hand_over():
+            with self._here, torch._C._DisableTorchDispatch():
+                for saved in left_over:
+                    if self._may_move(saved.alias):
+                        self._space.item_of(saved.alias).take_over(saved)
 
-    def _unpack(self, packed: Saved | Unmoved) -> torch.Tensor:
-        with self._lock:
-            if packed.item is None:
-                return packed.tensor()
-            with self._here:
-                tensor = self._bring(packed, packed.item)
+    def _unpack(self, packed: Packed) -> torch.Tensor:
+        if packed.item is None and (held := packed.held()) is not None:
+            return held
+        assert isinstance(packed, Saved)
+        with self._lock, self._here:
+            tensor = self._bring(packed)
         if self._is_watched and not is_watching() and torch._C._current_graph_task_id() != -1:
             _push_mode(self._new_watch())  # Note [Backward outside]
         return tensor
 
-    def _bring(self, saved: Saved, item: Item) -> torch.Tensor:
-        space = self._space
+    def _bring(self, saved: Saved) -> torch.Tensor:
+        space, item = self._space, saved.item
+        assert item is not None, "only what has an item can be away"
         space.bring(item)
         if self._is_watched and space.short_of(0) > 0:
             self._say_it_cannot(0)

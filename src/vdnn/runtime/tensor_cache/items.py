@@ -39,7 +39,7 @@ class Unmoved:
         self._tensor = tensor if tensor.is_leaf else tensor.detach()
         self._version = tensor._version
 
-    def tensor(self) -> torch.Tensor:
+    def held(self) -> torch.Tensor:
         if self._tensor._version != self._version:
             raise_stale(self._tensor, self._version)
         return self._tensor
@@ -58,20 +58,28 @@ class Saved:
         self._stale: str | None = None
         self._layout: Layout | None = None
 
+    def held(self) -> torch.Tensor | None:
+        """What is here, as it is; whoever takes over a storage counts its holders from then on (`renew`)."""
+        alias = self._alias
+        if alias is not None and alias._version != self._version:
+            raise_stale(alias, self._version)
+        return alias
+
     def tensor(self) -> torch.Tensor:
         """Each caller gets a tensor object of its own, so that PyTorch counts it. Note [Worth moving]"""
-        alias = self._alias if self._alias is not None else self._look()
-        if alias._version != self._version:
-            raise_stale(alias, self._version)
-        return alias.detach()
-
-    def _look(self) -> torch.Tensor:
         if self._stale is not None:
             raise RuntimeError(self._stale)
-        assert self.item is not None
-        assert self._layout is not None
-        self._alias, self._version = self.item.look(self._layout)
-        return self._alias
+        if self._alias is None:
+            assert self.item is not None
+            assert self._layout is not None
+            self._alias, self._version = self.item.look(self._layout)
+        held = self.held()
+        assert held is not None
+        return held.detach()
+
+    def renew(self) -> None:
+        """An object that nobody else has: those who were given the one before are counted by PyTorch now."""
+        self._alias = self.alias.detach()
 
     @property
     def alias(self) -> torch.Tensor:
@@ -140,11 +148,16 @@ class Item:
 
     def save(self, alias: torch.Tensor) -> Saved:
         saved = Saved(self, alias)
-        self.adopt(saved)
+        self._adopt(saved)
         return saved
 
-    def adopt(self, saved: Saved) -> None:
+    def take_over(self, saved: Saved) -> None:
+        """From a step that knew no items."""
+        saved.renew()
         saved.item = self
+        self._adopt(saved)
+
+    def _adopt(self, saved: Saved) -> None:
         self._saved.append(weakref.ref(saved))
         if saved.alias.dtype is not self.dtype:
             self.dtype = None  # read as two dtypes: no code of its elements
