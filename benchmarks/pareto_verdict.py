@@ -2,8 +2,8 @@
 
 Enters: points of one network, each a peak and the times of its steps, taken in the same rounds. Leaves: lines of text.
 A point is dominated when a peer has no more bytes and no more time, times being medians. How sure that is, the rounds
-say: of the ratios within each round, the middle half; where it reaches over 1, the two are alike within noise. Peaks
-that differ by less than a page are the same.
+say: of the ratios within each round, the middle half; where it does not lie on the medians' side of 1, the two are
+alike within noise. Peaks that differ by less than a page are the same.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ def over(point: Point, base: Point) -> str:
 
 
 def is_noise(point: Point, base: Point) -> bool:
+    """Whether the rounds do not bear out what the medians say."""
     low, high = middle_half(point, base)
-    return low <= 1 <= high and low < high
+    is_borne_out = high < 1 if point.time_s < base.time_s else low > 1 and point.time_s > base.time_s
+    return not is_borne_out and low < high
 
 
 def verdicts(points: Sequence[Point], families: Sequence[str], compiled: Sequence[str] = ()) -> Iterator[str]:
@@ -121,5 +123,4 @@ def sufficient(point: Point, peer: Point) -> str:
         return "no: more bytes"
     if point.time_s <= peer.time_s:
         return "yes"
-    low, high = middle_half(point, peer)
-    return "alike within noise" if low <= 1 <= high else "no: slower"
+    return "alike within noise" if is_noise(point, peer) else "no: slower"

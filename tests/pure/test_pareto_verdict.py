@@ -97,6 +97,14 @@ def test_a_difference_that_changes_sign_from_round_to_round_is_noise(verdict: Mo
     assert "within noise" in verdict.over(ours, peer)
 
 
+def test_medians_that_the_rounds_contradict_are_noise(verdict: ModuleType) -> None:
+    """The peer's median is lower, and it was slower in four rounds of five: its one good round was everybody's."""
+    ours = verdict.Point("auto", "vdnn exact", 100_000, (0.61, 0.62, 0.72, 0.46, 0.43))
+    peer = verdict.Point("peer", "checkpoint", 60_000, (0.60, 0.69, 0.97, 0.58, 0.55))
+    assert verdict.dominates(peer, ours)
+    assert "not dominated beyond noise" in verdict.verdict([ours], [peer])
+
+
 @pytest.mark.parametrize(
     ("nbytes", "seconds", "answer"),
     [
