@@ -179,7 +179,7 @@ HOW = (
     " once, in a new order each time. `ready in` is the first step, with compiling and planning; caches of earlier runs"
     " shorten it.",
     "- Dominated: a peer has no more bytes and no more median time. In brackets, the middle half of the ratios within a"
-    " round; where it reaches over 1, the two times are alike within noise.",
+    " round; where it is not wholly on the medians' side of 1, the two times are alike within noise.",
     "- Gradients: their distance from a plain step's with the same seed, over their norm. With dropout a large number"
     " can mean other masks: Inductor draws its own, parts of a batch draw one after the other. `WRONG for its loss`:"
     " forward gave the plain step's loss, so the masks were the same, and the gradients are not that loss's.",
