@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import count, permutations
+from itertools import permutations
 from statistics import mean, median
 from typing import Any
 
@@ -101,10 +101,8 @@ def rows(name: str, rounds: int) -> Iterator[list[str]]:
         for _ in range(WARM_UP):
             run(work, cache)
         seconds = alternate(work, cache, rounds)
-        found, neighbours = (
-            cache.findings,
-            [mean(s) for s in zip(seconds["plain"], seconds["plain again"], strict=True)],
-        )
+        found = cache.findings
+        neighbours = [mean(both) for both in zip(seconds["plain"], seconds["plain again"], strict=True)]
         yield [
             name,
             f"{share:.1f} × {format_nbytes(plain_peak)}",
@@ -123,13 +121,12 @@ def alternate(work: Load, cache: AbstractContextManager[Any], rounds: int) -> di
     kinds = {"plain": nullcontext(), "cached": cache, "plain again": nullcontext()}
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
     turns = list(permutations(kinds))
-    begin = time.perf_counter()
-    for number in count():
-        if number % len(turns) == 0 and number >= rounds and time.perf_counter() - begin > ENOUGH_S:
-            return seconds
+    begin, number = time.perf_counter(), 0
+    while number < rounds or number % len(turns) != 0 or time.perf_counter() - begin < ENOUGH_S:
         for name in turns[number % len(turns)]:
             seconds[name].append(run(work, kinds[name]))
-    raise AssertionError("rounds are counted without end")
+        number += 1
+    return seconds
 
 
 def ratio(some: list[float], plain: list[float]) -> float:
