@@ -193,6 +193,7 @@ def _executor(
         *programs,
         handle_position=backward.handle_position,
         num_saved=backward.num_saved,
+        overwrites=backward.overwrites,
         transfers=session.transfers,
         **options,
     )
@@ -256,7 +257,8 @@ class JointCompiler:
 
 
 def _donate_nothing() -> None:
-    """Backward leaves intact what was saved for it. AOTAutograd assumes otherwise and refuses retain_graph=True."""
+    """What backward does to what was saved for it is between `runtime/overwritten.py` and a retained graph. AOTAutograd
+    refuses retain_graph=True where it thinks that tensors are donated."""
     context = TracingContext.try_get()
     if context is not None and context.fw_metadata is not None:
         context.fw_metadata.bw_donated_idxs = []

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from vdnn.capture.in_place import _same_layout as same_layout
+from vdnn.capture.in_place import have_same_layout
 from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF
 from vdnn.cost.op_memory import workspace_nbytes
 
@@ -141,7 +141,7 @@ def assert_same_bits(expected: Tensor, found: Tensor) -> None:
 
 def admitted(op: OpOverload, call: dict[str, Any], expected: Tensor) -> list[Victim]:
     """The victims that the layout rule lets go."""
-    return [victim for victim in victims(op, call) if same_layout(_copy(call[victim[0]]), expected)]
+    return [victim for victim in victims(op, call) if have_same_layout(_copy(call[victim[0]]), expected)]
 
 
 def check_form(op: OpOverload, call: dict[str, Any]) -> None:

@@ -79,6 +79,12 @@ class Builder:
         """The caller keeps these to the end."""
         self.groups["held"] += [self.value(name) for name in names]
 
+    def is_held(self, name: str) -> bool:
+        return any(self.values[held].storage == self.values[self.value(name)].storage for held in self.groups["held"])
+
+    def share_storage(self, one: str, other: str) -> bool:
+        return self.values[self.value(one)].storage == self.values[self.value(other)].storage
+
     def value(self, name: str) -> int:
         return next(position for position, value in enumerate(self.values) if value.name == name)
 

@@ -2,8 +2,8 @@
 
 A graph is grown op by op with what makes planning hard: several readers, in-place writes, views, two outputs,
 statistics that an op updates, random ops, readers that take only a sign or a shape, some of which can read it from a
-code. A plan is grown decision by
-decision; one that breaks a rule is left out, so every plan here is valid and most have several decisions.
+code, backward ops that write over what forward made. A plan is grown decision by decision; one that breaks a rule is
+left out, so every plan here is valid and most have several decisions.
 """
 
 from __future__ import annotations
@@ -54,7 +54,13 @@ def training_steps(draw: st.DrawFn) -> Graph:
     for i in range(draw(st.integers(1, 7))):
         stashed = draw(st.lists(st.sampled_from(maps[1:]), min_size=1, max_size=3, unique=True))
         reads = [draw(st.sampled_from(gradients)), *((name, *draw(st.just(usual[name]) | NEEDS)) for name in stashed)]
-        gradients.append(b.op(f"b{i}", reads, {f"g{i}": draw(SIZES)}))
+        if b.is_held(stashed[0]) or draw(st.integers(0, 3)):
+            gradients.append(b.op(f"b{i}", reads, {f"g{i}": draw(SIZES)}))
+        else:  # nobody reads as a map what is a gradient now
+            gradients.append(b.op(f"b{i}", [*reads, stashed[0]], into={f"g{i}": stashed[0]}, traits=[Trait.IN_PLACE]))
+            maps = [name for name in maps if not b.share_storage(name, stashed[0])]
+            if len(maps) < 2:
+                break
         if draw(st.booleans()):
             b.hold(f"g{i}")
     return b.build()

@@ -38,7 +38,7 @@ from vdnn.capture.nodes import (
 )
 from vdnn.ir import Phase
 
-__all__ = ["IN_PLACE_OF", "write_into_dead_inputs"]
+__all__ = ["IN_PLACE_OF", "call_like", "have_same_layout", "write_into_dead_inputs"]
 
 aten = torch.ops.aten
 
@@ -114,7 +114,7 @@ def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node
         return
     for candidate in candidates:
         tensor = tensor_of(candidate)
-        if tensor is None or is_tangent(candidate) or not _same_layout(tensor, result):
+        if tensor is None or is_tangent(candidate) or not have_same_layout(tensor, result):
             continue
         key = state.resolve(storage_key(tensor))
         is_dead = state.last_touch.get(key) == position
@@ -132,7 +132,7 @@ def _may_be_written(node: fx.Node, candidate: fx.Node) -> bool:
     return sum(given is candidate for given in tree_leaves((node.args, node.kwargs))) == 1
 
 
-def _same_layout(victim: torch.Tensor, result: torch.Tensor) -> bool:
+def have_same_layout(victim: torch.Tensor, result: torch.Tensor) -> bool:
     """The victim is its whole storage, laid out as the result would be: strides are part of the result."""
     whole = (
         victim.untyped_storage().nbytes() == victim.numel() * victim.element_size() == result.untyped_storage().nbytes()
@@ -156,8 +156,8 @@ def _in_place(graph: fx.Graph, node: fx.Node, victim: fx.Node) -> fx.Node:
         target, out = OUT_OF[node.target]
         return graph.call_function(target, node.args, {**node.kwargs, out: victim})
     if node.target in PART_OF:
-        part = _call_like(node, PART_OF[node.target], victim, *node.args[2:], **node.kwargs)
-        _call_like(node, aten.copy_.default, part, node.args[1])
+        part = call_like(node, PART_OF[node.target], victim, *node.args[2:], **node.kwargs)
+        call_like(node, aten.copy_.default, part, node.args[1])
     # A copy of the victim onto itself does nothing and returns it: a name for what it holds from here on.
     return graph.call_function(aten.copy_.default, (victim, victim))
 
@@ -170,11 +170,11 @@ def _open_safe_softmax(graph: fx.Graph) -> None:
         if value_of(scores).dtype != value_of(node).dtype:  # a cast comes first, into memory of its own
             continue
         with graph.inserting_before(node):
-            is_masked = _call_like(node, aten.isneginf.default, scores)
-            is_masked_row = _call_like(node, aten.all.dim, is_masked, dim, True)
-            zero = _call_like(node, aten.scalar_tensor.default, 0.0, dtype=value_of(node).dtype)
-            shares = _call_like(node, aten._softmax.default, scores, dim, False)
-            opened = _call_like(node, aten.where.self, is_masked_row, zero, shares)
+            is_masked = call_like(node, aten.isneginf.default, scores)
+            is_masked_row = call_like(node, aten.all.dim, is_masked, dim, True)
+            zero = call_like(node, aten.scalar_tensor.default, 0.0, dtype=value_of(node).dtype)
+            shares = call_like(node, aten._softmax.default, scores, dim, False)
+            opened = call_like(node, aten.where.self, is_masked_row, zero, shares)
         node.replace_all_uses_with(opened)
         graph.erase_node(node)
 
@@ -200,10 +200,10 @@ def _erase_unread(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-def _call_like(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+def call_like(node: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     """A call in the place of `node`: its phase, its module, and what the tracer would have seen it return."""
     call = node.graph.call_function(target, args, kwargs)
     copy_meta(node, call)
     with value_of(node).fake_mode:
-        set_value(call, target(*fx.map_arg(args, value_of), **kwargs))
+        set_value(call, target(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of)))
     return call

@@ -161,7 +161,7 @@ def _lower_op(
 ) -> tuple[Op, list[int | None]]:
     phase = phase_of(node) or Phase.FORWARD
     role = Role.FEATURE_MAP if phase is Phase.FORWARD else Role.GRADIENT_MAP
-    mutated = _mutated(node)
+    mutated = mutated_by(node)
     tensors = tensors_of(node)
     # A mutable op returns what it was told to write into: those results live where the arguments live.
     returned = [source for source in mutated if _is_returned(node)]
@@ -236,7 +236,7 @@ def _nodes_in(argument: Any) -> list[fx.Node]:
     return found
 
 
-def _mutated(node: fx.Node) -> list[fx.Node]:
+def mutated_by(node: fx.Node) -> list[fx.Node]:
     """The arguments a node writes into, in schema order."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []

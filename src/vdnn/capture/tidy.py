@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from vdnn.capture.in_place import IN_PLACE_OF, write_into_dead_inputs
+from vdnn.capture.loss_backward import write_over_log_probabilities
 from vdnn.capture.nodes import (
     arguments_of,
     copy_meta,
@@ -48,6 +49,7 @@ def tidy(joint: fx.GraphModule) -> None:
     keep_getitems_with_their_op(graph)
     protect_mutated_inputs(graph)
     take_views_in_backward(graph)
+    write_over_log_probabilities(graph)
     write_into_dead_inputs(graph)
 
 

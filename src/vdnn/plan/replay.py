@@ -2,8 +2,9 @@
 
 Enters: a graph. Leaves: for every storage that forward makes, whether it can be computed a second time, and from which
 others. A storage can be made again if every op that writes it may run twice and if what those ops read still holds what
-it held then: a source that a later op has overwritten in place is as good as gone. SuperNeurons (PPoPP 2018, section
-3.4) asks this of layers, where the answer is always yes; graphs with in-place ops have to look.
+it held then: a source that a later op has overwritten in place is as good as gone, and what backward overwrites is not
+made again at all. SuperNeurons (PPoPP 2018, section 3.4) asks this of layers, where the answer is always yes; graphs
+with in-place ops have to look.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class Replays:
     def _find_sources(self, storage: int) -> frozenset[int] | None:
         graph = self.graph
         if storage in self.given or graph.storages[storage].role in PERSISTENT_ROLES or not self.writers.get(storage):
+            return None
+        if self.changed.get(storage, -1) >= graph.num_forward:  # backward writes over it
             return None
         found: set[int] = set()
         for step in self.writers[storage]:

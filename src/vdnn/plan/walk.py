@@ -6,7 +6,8 @@ found by liveness analysis backwards over the moments of the walk, where the sim
 roads to one number is the point.
 
 What a storage holds is named by the step of the op that last wrote it. A replay must read what the first run read: a
-source that is there but was overwritten since is as bad as one that is away.
+source that is there but was overwritten since is as bad as one that is away. And replays reach only what forward alone
+wrote: a storage that backward overwrites is not made again, and nothing is made again from it.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ class _Walker:
         for step, op in enumerate(self.graph.ops):
             for storage in {self.graph.values[value].storage for value in op.writes}:
                 self.written_at[storage].append(step)
+        self.overwritten: dict[int, int] = {}  # storage -> the backward step that first writes over what forward made
+        for step in range(self.graph.num_forward, len(self.graph)):
+            for value in () if self.graph.ops[step].has(Trait.VIEW) else self.graph.ops[step].writes:
+                storage = self.graph.values[value].storage
+                if self.written_at[storage][0] < self.graph.num_forward:
+                    self.overwritten.setdefault(storage, step)
         self.backs: defaultdict[int, list[int]] = defaultdict(list)
         for decision in self.plan.decisions:
             if not isinstance(decision.action, Keep | Drop):
@@ -154,10 +161,13 @@ class _Walker:
         for read in op.reads:
             if self.graph.values[read.value].storage not in left_out:
                 self._check_source(step, op_step, self.graph.values[read.value].storage, read.need)
+        written = {self.graph.values[value].storage for value in op.writes} - left_out
+        read_of = {self.graph.values[read.value].storage for read in op.reads if read.need not in NO_USE}
+        self._check_not_overwritten(step, op, (read_of | (written & wanted)) - left_out)
         touched = {storage for storage in self._sources(op_step) if storage in self.whole} - left_out
         begins: list[int] = []
         passing_nbytes = self._workspace_nbytes(op_step)
-        for storage in {self.graph.values[value].storage for value in op.writes} - left_out:
+        for storage in written:
             if storage in wanted:
                 if storage not in self.whole:
                     begins.append(storage)
@@ -236,6 +246,14 @@ class _Walker:
             writer = self.graph.ops[self.holds[storage]].name
             self._complain(
                 f"step {step} replays {op.name!r}, which reads {self._name(storage)}, but {writer!r} overwrote it since"
+            )
+
+    def _check_not_overwritten(self, step: int, op: Op, storages: set[int]) -> None:
+        for storage in sorted(storages & self.overwritten.keys()):
+            writer = self.graph.ops[self.overwritten[storage]].name
+            self._complain(
+                f"step {step} replays {op.name!r}, which takes {self._name(storage)}: {writer!r} writes over it in"
+                " backward, and replays reach only what forward alone wrote"
             )
 
     def _complain_of_second_write(self, step: int, op: Op, storage: int) -> None:

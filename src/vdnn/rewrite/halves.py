@@ -23,7 +23,7 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
 from torch.fx.graph import _BoxedCodeGen
 
-from vdnn.capture.lower import Lowered
+from vdnn.capture.lower import Lowered, mutated_by
 from vdnn.capture.nodes import (
     fake_mode_of,
     is_tangent,
@@ -75,6 +75,15 @@ class Half:
         return sum(
             not is_tangent(node) or node.name == HANDLE for node in self.module.graph.find_nodes(op="placeholder")
         )
+
+    @property
+    def overwrites(self) -> list[int]:
+        """Which of backward's arguments its program writes into: what forward saved, and nobody reads again."""
+        written = {self.storage_of.get(source) for node in self.module.graph.nodes for source in mutated_by(node)}
+        placeholders = self.module.graph.find_nodes(op="placeholder")
+        found = [position for position, node in enumerate(placeholders) if self.storage_of.get(node, -1) in written]
+        assert all(position < self.num_saved for position in found), "a gradient that arrives is the caller's"
+        return found
 
 
 def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs: int) -> tuple[Half, Half]:
@@ -174,7 +183,7 @@ def _first_reads(lowered: Lowered, away: set[int], backward: Sequence[Instructio
     node_of = {value: node for node, value in lowered.value_of_node.items()}
     for instruction in backward:
         if instruction.kind in (Kind.SEND, Kind.ENCODE) and instruction.storage not in elsewhere:
-            yield from nodes_in[instruction.storage][-1:]
+            yield from [node for node in nodes_in[instruction.storage] if _crosses(node)][-1:]
         if instruction.kind in (Kind.LEAVE, Kind.FETCH, Kind.ENCODE, Kind.DECODE):
             elsewhere.add(instruction.storage)
         elif instruction.kind is Kind.RUN:

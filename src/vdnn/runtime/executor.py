@@ -25,6 +25,7 @@ from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
+from vdnn.runtime.overwritten import Ownership, are_saved_tensors_shown
 from vdnn.runtime.steps import Step, running
 from vdnn.runtime.transfers.base import Transfers
 from vdnn.runtime.watch import WatchedStep
@@ -41,6 +42,7 @@ class OrdinaryStep:
     def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
         self.remembered: Remembered | None = None
+        self.ownership = Ownership(is_shared=is_lost or are_saved_tensors_shown())
 
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
@@ -94,7 +96,7 @@ class Program:
 
 class Executor:
     """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them,
-    then the tangents."""
+    then the tangents. `overwrites` are the positions of those that backward writes into."""
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class Executor:
         *,
         handle_position: int,
         num_saved: int,
+        overwrites: Sequence[int],
         transfers: Callable[[], Transfers],
         witness: Witness | None = None,
         watched: bool = True,
@@ -116,7 +119,7 @@ class Executor:
         self.codes = Codes(plan, transfers)
         self._forward_program, self._backward_program = forward, backward
         self._is_watchable = watched and forward.is_watchable and backward.is_watchable
-        self._handle_position, self.num_saved = handle_position, num_saved
+        self._handle_position, self.num_saved, self._overwrites = handle_position, num_saved, overwrites
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
 
@@ -145,6 +148,7 @@ class Executor:
         _refuse_double_backward()
         self.measured.num_backward += 1
         step = self._step_behind(args[self._handle_position])
+        step.ownership.claim(args, self._overwrites)
         tangents = args[self.num_saved :] if step.remembered is not None else []
         gradients = self._backward_of(step, args)
         if step.remembered is not None and self._witness is not None:

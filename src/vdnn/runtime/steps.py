@@ -18,6 +18,7 @@ from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered
 from vdnn.runtime.journeys import Journeys
+from vdnn.runtime.overwritten import Ownership
 from vdnn.runtime.random_states import random_state, set_random_state
 
 
@@ -28,6 +29,7 @@ class Step(Protocol):
     codes: Codes
     overflow: Overflow
     remembered: Remembered | None
+    ownership: Ownership
 
     def mark(self, position: int) -> None: ...
 
