@@ -8,7 +8,7 @@ or one graph.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -105,7 +105,13 @@ def decide(problem: Problem, options: Options) -> Plan:
 
 
 def plan_joint(
-    joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
+    joint: fx.GraphModule,
+    num_forward_outputs: int,
+    plain: Sequence[InputInfo],
+    options: Options,
+    name: str,
+    *,
+    decide: Callable[[Problem, Options], Plan] = decide,
 ) -> tuple[Posed, Plan]:
     """The planner behind capture: the form in which the step is run, and what to do with its storages."""
     offered = _offered(joint, num_forward_outputs, plain, options)

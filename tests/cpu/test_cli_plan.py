@@ -22,6 +22,7 @@ SHAPE = {
     "num_steps",
     "form",
     "plan_s",
+    "solve_s",
     "plan",
     "keep_all",
     "bound_s",
@@ -57,6 +58,11 @@ def test_the_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert (record["schema"], record["version"]) == ("vdnn.plan-summary", 1)
     assert set(record) == SHAPE
     assert set(record["plan"]) == set(record["keep_all"]) == FIGURES
+
+
+def test_solving_is_a_part_of_planning(capsys: pytest.CaptureFixture[str]) -> None:
+    record = answer(capsys, *PLAN, *WITHIN)
+    assert 0 < record["solve_s"] < record["plan_s"]
 
 
 def test_a_plan_stays_within_its_budget_and_keep_all_does_not(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from vdnn.errors import InvalidPlan
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.ir import Graph, Need, Role, Trait
 from vdnn.plan import (
+    Action,
     Decision,
     Drop,
     Encode,
@@ -233,6 +234,29 @@ def test_a_replay_does_not_read_what_was_overwritten_since() -> None:
     b.op("b", ["g", "c", "a'"], {"gx": 4})
     sentence = refused(b.build(), {"c": Recompute(1, 3)})
     assert "replays 'square', which reads 'a', but 'relu_' overwrote it since" in sentence
+
+
+def written_over_in_backward() -> Graph:
+    b = graphs.Builder("written over")
+    b.given("x", 4)
+    b.op("f", ["x"], {"a": 4})
+    b.op("h", ["a"], {"c": 4})
+    b.tangent("g", 4)
+    b.op("b1", ["g"], {"g1": 4})
+    b.op("b2", ["g1", "c"], {"g2": 4})
+    b.op("b3", ["g2", "a"], into={"a'": "a"}, traits=[Trait.IN_PLACE])
+    b.op("b4", ["a'"], {"gx": 4})
+    return b.build()
+
+
+@pytest.mark.parametrize("action", [{"a": Recompute(1, 4)}, {"c": Recompute(1, 3)}])
+def test_replays_leave_alone_what_backward_writes_over(action: dict[str, Action]) -> None:
+    sentence = refused(written_over_in_backward(), action)
+    assert "takes 'a': 'b3' writes over it in backward, and replays reach only what forward alone wrote" in sentence
+
+
+def test_what_backward_writes_over_may_move_before_it() -> None:
+    assert violations(graphs.plan(written_over_in_backward(), {"a": Offload("host", 1, 4, 4)})) == []
 
 
 def test_replaying_both_sides_of_an_in_place_write_restores_the_order() -> None:

@@ -81,7 +81,7 @@ def explain(
         given += ["--inexact"] * inexact + ["--channels-last"] * channels_last
         if given:
             raise InvalidInput(f"{model} is a saved plan, made with its own options: leave out {', '.join(given)}.")
-        solved = Solved(model, check(opened(model)), 0.0)
+        solved = Solved(model, check(opened(model)))
     elif batch is None:
         raise InvalidInput(f"{model!r} is the name of a model, and its plan depends on the batch: add --batch N.")
     else:

@@ -97,6 +97,7 @@ def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile)
         "num_steps": len(plan.problem.graph),
         "form": plan.problem.form,
         "plan_s": solved.plan_s,
+        "solve_s": solved.solve_s,
         "plan": asdict(own),
         "keep_all": asdict(kept),
         "bound_s": plan.bound_s,
@@ -156,7 +157,8 @@ def comparison(own: Figures, kept: Figures) -> RenderableType:
 def _sentences(solved: Solved, own: Figures) -> list[str]:
     plan = solved.plan
     actions = ", ".join(f"{count} {kind}" for kind, count in own.actions.items())
-    decided = f"Decisions: {actions or 'none, everything is kept'}. Planned in {format_seconds(solved.plan_s)}"
+    took = f"Planned in {format_seconds(solved.plan_s)}, {format_seconds(solved.solve_s)} of it solving"
+    decided = f"Decisions: {actions or 'none, everything is kept'}. {took}"
     gap = "" if plan.gap is None else f"; at most {plan.gap:.1%} above the fastest plan there can be"
     other_bits = "" if plan.problem.is_exact else " Sums are added in another order: gradients differ in the last bits."
     forms = [f"The step is run in another form: {plan.problem.form}.{other_bits}"] if plan.problem.form else []
