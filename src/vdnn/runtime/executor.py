@@ -25,7 +25,7 @@ from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
-from vdnn.runtime.overwritten import Ownership, are_saved_tensors_shown
+from vdnn.runtime.overwritten import are_saved_tensors_shown, make_own
 from vdnn.runtime.steps import Step, running
 from vdnn.runtime.transfers.base import Transfers
 from vdnn.runtime.watch import WatchedStep
@@ -42,7 +42,7 @@ class OrdinaryStep:
     def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
         self.remembered: Remembered | None = None
-        self.ownership = Ownership(is_shared=is_lost or are_saved_tensors_shown())
+        self.is_shown = is_lost or are_saved_tensors_shown()
 
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
@@ -148,7 +148,7 @@ class Executor:
         _refuse_double_backward()
         self.measured.num_backward += 1
         step = self._step_behind(args[self._handle_position])
-        step.ownership.claim(args, self._overwrites)
+        make_own(args, self._overwrites, are_shown=step.is_shown)
         tangents = args[self.num_saved :] if step.remembered is not None else []
         gradients = self._backward_of(step, args)
         if step.remembered is not None and self._witness is not None:

@@ -18,7 +18,6 @@ from vdnn.runtime import handles
 from vdnn.runtime.codes import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered
 from vdnn.runtime.journeys import Journeys
-from vdnn.runtime.overwritten import Ownership
 from vdnn.runtime.random_states import random_state, set_random_state
 
 
@@ -29,7 +28,8 @@ class Step(Protocol):
     codes: Codes
     overflow: Overflow
     remembered: Remembered | None
-    ownership: Ownership
+    is_shown: bool
+    """Whether a saved-tensor hook of the user's saw what forward saved."""
 
     def mark(self, position: int) -> None: ...
 
