@@ -9,13 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
 
+from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.in_place import have_same_layout
 from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF
 from vdnn.cost.op_memory import workspace_nbytes
@@ -256,3 +259,21 @@ def test_a_row_of_a_second_tensor_may_be_repeated(dtype: torch.dtype) -> None:
         ):
             assert admitted(op, call, functional(op, call))
             check_form(op, call)
+
+
+MIXED = {name: LAYOUTS[name] for name in ("channels_last",)} | {
+    "contiguous": lambda flat: flat[:360].view(2, 4, 5, 9),
+    "rows and columns swapped": lambda flat: flat[:360].view(2, 4, 9, 5).transpose(2, 3),
+}
+
+
+@EVERY_FORM
+def test_a_trace_lays_results_out_as_the_op_does(op: OpOverload) -> None:
+    """The result of a form lies as its victim does, so nobody would notice that the op's own lies otherwise."""
+    calls = {name: arguments(op, Source(layout, torch.float32)) for name, layout in MIXED.items()}
+    names = [name for name, value in calls["contiguous"].items() if isinstance(value, Tensor) and value.ndim == 4]
+    for layouts in product(MIXED, repeat=len(names)):
+        call = calls["contiguous"] | {name: calls[layout][name] for name, layout in zip(names, layouts, strict=True)}
+        with eager_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
+            traced = op(**call)
+        assert traced.stride() == op(**call).stride(), layouts

@@ -110,7 +110,7 @@ def _victims(node: fx.Node, position: int, state: _Liveness) -> Iterator[fx.Node
     else:
         return
     result = tensor_of(node)
-    if result is None or not is_known_exact(node.target, result.device):
+    if result is None or not is_known_exact(node.target, result):
         return
     for candidate in candidates:
         tensor = tensor_of(candidate)

@@ -11,7 +11,8 @@ of it.
 Note: [Rows are read before they are written]
 The CPU kernels of softmax, log-softmax and their backwards (ATen/native/cpu/SoftMaxKernel.cpp) handle one row, or one
 block of columns, at a time: reduce over all of it, then map each element to its result. The map reads the position it
-writes. Blocks share no element, so threads do not matter. This is known of the CPU's kernels only.
+writes. Blocks share no element, so threads do not matter. This is known of the CPU's kernels only. They fill memory as
+if it were contiguous, whatever strides they are told.
 
 Left out on purpose: forms that PyTorch generates by calling the functional op and copying its result
 (`hardswish_backward.out`, the backwards of BatchNorm and LayerNorm), which take more memory and not less.
@@ -102,6 +103,6 @@ OVER_SECOND = frozenset({aten.copy.default})
 """`copy(y, x)` has the values of x and the layout of y. Where x is laid out so already, it is x."""
 
 
-def is_known_exact(op: object, device: torch.device) -> bool:
-    """Whether the op's form was held to its bits on such a device. Elementwise kernels need no look at the device."""
-    return op not in _ROW_BY_ROW or device.type == "cpu"
+def is_known_exact(op: object, result: torch.Tensor) -> bool:
+    """Whether the op's form was held to its bits for such a result. Elementwise kernels need no look at it."""
+    return op not in _ROW_BY_ROW or (result.device.type == "cpu" and result.is_contiguous())

@@ -57,7 +57,7 @@ def _may_run_in_parts(node: fx.Node) -> bool:
         and logs.numel() * logs.element_size() >= WORTH_PARTS_NBYTES
         and (logs.ndim, logs.dtype) == (2, dtype)
         and dim in (1, -1)
-        and is_known_exact(node.target, logs.device)
+        and is_known_exact(node.target, logs)
         and have_same_layout(logs, value_of(node))
         and _dies_with(rows, node)
     )
