@@ -6,7 +6,8 @@ bilinear upsampling adds in another order. Shapes are concrete here, so the C++ 
 captured is what eager runs.
 
 Dropout has a version of our own, which is eager's formula: the fused form that PyTorch traces rounds its scale
-differently, and the tracer's stand-in for its backward returns other strides than the op.
+differently, and the tracer's stand-in for its backward returns other strides than the op. So do some other stand-ins,
+which return the kernels' strides here (`_LAYOUTS`).
 
 Two exceptions keep their Python version: ops whose C++ version reads tensor values (`one_hot`), which a trace cannot,
 and fused recurrent layers, which are judged where they are met (`export.py`, Note [Fused recurrent layers]).
@@ -18,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import fx
@@ -163,8 +163,12 @@ def _layouts_are_the_kernels() -> Iterator[None]:
     """While open, fake tensors have the strides of the real ones: nll_loss(log_softmax(x, -1).transpose(1, 2), y) was
     traced wrongly, and its gradient scattered over a tensor that had other strides than were thought."""
     FakeTensorMode.cache_clear()  # what another trace has seen of them
-    with patch.dict(decomposition_table, {op: _laid_out(op) for op in _LAYOUTS}):
+    stand_ins: dict[Any, Callable[..., Any]] = {op: decomposition_table[op] for op in _LAYOUTS}
+    decomposition_table.update({op: _laid_out(op) for op in _LAYOUTS})
+    try:
         yield
+    finally:
+        decomposition_table.update(stand_ins)
 
 
 _RANDOM = """

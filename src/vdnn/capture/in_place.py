@@ -8,7 +8,7 @@ follows from liveness alone.
 Which ops may, and why no bit changes, is in `capture/in_place_forms.py`. Which input may go is decided here: it dies
 with the op, it was made in the op's phase, it is the whole of its storage, and it is laid out as the result would be. A
 gradient that the caller passed in is the caller's. What forward made stays as it is in backward, because a retained
-graph reads it again.
+graph reads it again; the one exception is `capture/loss_backward.py`.
 """
 
 from __future__ import annotations
