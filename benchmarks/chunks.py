@@ -22,7 +22,7 @@ from recompute import run_step
 import vdnn
 from vdnn import models
 from vdnn.errors import Infeasible
-from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.model.bounds import minimum_budget
 from vdnn.units import format_nbytes, format_seconds
 
 SHARE = "43%"

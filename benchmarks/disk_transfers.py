@@ -22,10 +22,10 @@ from statistics import median
 
 import torch
 
+from vdnn.calibrate.disk_speed import measure_disk
 from vdnn.environment import disk_dir
-from vdnn.hardware.disk_speed import measure_disk
 from vdnn.runtime.tiers.disk import DiskRoom
-from vdnn.runtime.transfers.base import Ticket
+from vdnn.runtime.transfers.interface import Ticket
 from vdnn.runtime.transfers.threads import ThreadTransfers
 from vdnn.units import format_nbytes, parse_nbytes
 

@@ -49,8 +49,8 @@ from vdnn.papers.gist_tables import (
     ratios,
     with_only,
 )
+from vdnn.plan.judge.validate import check
 from vdnn.plan.strategies import STRATEGIES, solve
-from vdnn.plan.validate import check
 from vdnn.units import format_nbytes, format_seconds
 
 SIGN_MASKS, WINDOW_INDICES = "sign-masks", "window-indices"

@@ -22,7 +22,7 @@ import torch
 import vdnn
 from vdnn import models
 from vdnn.api import session_of
-from vdnn.plan.figures import moved_nbytes
+from vdnn.plan.views.plan_figures import moved_nbytes
 from vdnn.runtime.process_memory import in_child, peak_of
 from vdnn.units import GiB, format_nbytes, format_seconds
 

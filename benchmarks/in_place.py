@@ -1,8 +1,9 @@
 """What writing results over dead inputs saves: the peak of keep-all, and the smallest budget that offloading can meet.
 
-Each network is planned twice, with and without the pass (`capture/in_place.py`), and nothing is allocated: the figures
-are planned bytes of tensors, which the tests hold to the measured ones to the byte. The smallest budget is the working
-set of the hungriest single op, which is what every form of the pass acts on; keep-all's peak only sees those near it.
+Each network is planned twice, with and without the pass (`capture/tidy/in_place.py`), and nothing is allocated: the
+figures are planned bytes of tensors, which the tests hold to the measured ones to the byte. The smallest budget is the
+working set of the hungriest single op, which is what every form of the pass acts on; keep-all's peak only sees those
+near it.
 
     python benchmarks/in_place.py                  # the networks of the table
     python benchmarks/in_place.py gpt2 --batch 4
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 
 import vdnn
 from vdnn import models
-from vdnn.capture import tidy
-from vdnn.plan.bounds import minimum_budget
+from vdnn.capture.tidy.passes import passes as tidy
+from vdnn.plan.model.bounds import minimum_budget
 from vdnn.units import format_nbytes
 
 BATCHES = {

@@ -23,7 +23,7 @@ from vdnn import models
 from vdnn.api import session_of
 from vdnn.errors import Infeasible
 from vdnn.models.spec import Workload
-from vdnn.plan.figures import moved_nbytes
+from vdnn.plan.views.plan_figures import moved_nbytes
 from vdnn.units import format_nbytes, format_seconds
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from vdnn.hardware.neighbours import others_share, share_now
+from vdnn.hardware.busy_cores import others_share, share_now
 
 MAX_SHARE = 0.02  # of all cores: what an idle system itself takes stays below it
 

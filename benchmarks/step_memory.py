@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.models.spec import Workload
 from vdnn.runtime import buffers, phantom
-from vdnn.runtime.tiers.memory import StagingPool
+from vdnn.runtime.tiers.raw_memory import StagingPool
 
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)  # exactly these: a fake tensor has no memory
 

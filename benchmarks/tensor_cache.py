@@ -31,8 +31,8 @@ from torch import Tensor, nn
 
 import vdnn
 from vdnn import models
+from vdnn.eager.live_bytes import LiveBytes
 from vdnn.ir import Role
-from vdnn.runtime.tensor_cache.live import LiveBytes
 from vdnn.runtime.tracker import StorageTracker
 from vdnn.units import format_nbytes, format_seconds
 

@@ -11,7 +11,7 @@ quickly and the pure half works on a machine without torch.
 Note: [Two names that are packages and functions]
 `vdnn.plan` and `vdnn.report` are functions to a user and packages to the import system, which binds a subpackage to its
 parent's attribute of that name whenever anything inside it is imported. A function put there would disappear at the
-first `import vdnn.plan.simulate`. So the package object stays, and its class gains a `__call__` that goes to
+first `import vdnn.plan.judge.simulate`. So the package object stays, and its class gains a `__call__` that goes to
 `vdnn.api`. Type checkers are shown the functions.
 """
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from vdnn.api import report as report
     from vdnn.api import tensor_cache as tensor_cache
     from vdnn.api import virtualize as virtualize
-    from vdnn.fitting import fit as fit
+    from vdnn.compile.fitting import fit as fit
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "fit", "models", "plan", "report", "tensor_cache", "virtualize"]
 
 _HOMES = {
-    "fit": "vdnn.fitting:fit",
+    "fit": "vdnn.compile.fitting:fit",
     "models": "vdnn.models",
     "tensor_cache": "vdnn.api:tensor_cache",
     "virtualize": "vdnn.api:virtualize",

@@ -10,32 +10,30 @@ cache = vdnn.tensor_cache(budget="4GiB")        # eager mode: `with cache:` arou
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
-from torch import fx, nn
+from torch import nn
 
-from vdnn.capture.export import check_sample, export_joint, fake_step
-from vdnn.capture.nodes import count_forward_outputs
-from vdnn.capture.owned import as_module
-from vdnn.compiler import describe_joint, plan_joint
+from vdnn.capture.export import check_sample
+from vdnn.capture.function_module import as_module
+from vdnn.compile.front_ends import AheadOfTime, JustInTime
+from vdnn.compile.planned_step import name_of, plan_of
+from vdnn.compile.session import Session, _shared_transfers
+from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import InvalidInput
-from vdnn.front_ends import AheadOfTime, JustInTime
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import DENSITY, Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import DENSITY
 from vdnn.report.record import Report
-from vdnn.runtime.engine import open_transfers
-from vdnn.runtime.tensor_cache.cache import TensorCache
-from vdnn.runtime.transfers.base import Transfers
-from vdnn.session import Session, _shared_transfers
+from vdnn.runtime.open_transfers import open_transfers
+from vdnn.runtime.transfers.interface import Transfers
 from vdnn.units import parse_nbytes
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -115,7 +113,7 @@ def virtualize(
         density=density,
         progress=progress,
     )
-    session = Session(_name_of(model), options)
+    session = Session(name_of(model), options)
     if isinstance(model, nn.Module):
         virtual: Any = copy.copy(model)
         plain: Callable[..., Any] = virtual._call_impl
@@ -180,31 +178,6 @@ def plan(
     return plan_of(model, args, kwargs or {}, options)
 
 
-def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:
-    """The plan that `virtualize` would follow, in whichever form of the step is best."""
-    with captured_step(model, args, kwargs) as (joint, num_outputs):
-        return plan_joint(joint, num_outputs, (), options, _name_of(model))[1]
-
-
-def problem_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Problem:
-    """What a plan of the step as it was traced decides about, with its costs."""
-    with captured_step(model, args, kwargs) as (joint, num_outputs):
-        return describe_joint(joint, num_outputs, (), options, _name_of(model)).problem
-
-
-@contextlib.contextmanager
-def captured_step(
-    model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-) -> Iterator[tuple[fx.GraphModule, int]]:
-    """One training step as a joint graph, and the number of its forward's outputs. Nothing is run or allocated."""
-    sample = check_sample(args, kwargs)
-    module = as_module(model)
-    with contextlib.ExitStack() as stack:
-        fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs))
-        joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False)
-        yield joint.graph_module, count_forward_outputs(joint.graph_module.graph)
-
-
 def report(model: Any) -> Report:
     """What the last steps of a virtualized model did, next to what was planned for them."""
     return session_of(model).report()
@@ -262,11 +235,5 @@ def session_of(model: Any) -> Session:
         return _sessions[model]
     except (KeyError, TypeError):
         raise InvalidInput(
-            f"{_name_of(model)} is not virtualized: pass the object that vdnn.virtualize returned, not the plain model"
+            f"{name_of(model)} is not virtualized: pass the object that vdnn.virtualize returned, not the plain model"
         ) from None
-
-
-def _name_of(model: Any) -> str:
-    if isinstance(model, nn.Module):
-        return type(model).__name__
-    return getattr(model, "__name__", type(model).__name__)

@@ -13,15 +13,15 @@ from typing import Any
 
 from torch.utils._python_dispatch import _disable_current_modes
 
+from vdnn.calibrate.this_machine import this_machine
 from vdnn.codecs import LOSSY_FORMATS
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.presets import preset
-from vdnn.plan.budget import parse_share
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import DENSITY
-from vdnn.plan.saved import opened
-from vdnn.this_machine import this_machine
+from vdnn.plan.files.saved import opened
+from vdnn.plan.model.budget import parse_share
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import DENSITY
 from vdnn.units import parse_nbytes
 
 

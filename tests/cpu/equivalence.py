@@ -21,7 +21,7 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.api import session_of
 from vdnn.ir import Graph, Role
-from vdnn.plan.timeline import ROLES, Timeline
+from vdnn.plan.model.timeline import ROLES, Timeline
 from vdnn.runtime.executor import Executor
 
 virtualize = partial(vdnn.virtualize, device="titan-x")

@@ -15,7 +15,7 @@ from equivalence import SEED, executors, virtualize
 from nets import Using
 from torch import Tensor, nn
 
-from vdnn.plan.actions import Action, Encode, EncodeOffload
+from vdnn.plan.model.actions import Action, Encode, EncodeOffload
 
 BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: torch.int16}
 

@@ -16,20 +16,20 @@ import pytest
 from equivalence import virtualize
 from torch import Tensor, fx
 
-import vdnn.front_ends
+import vdnn.compile.front_ends
 from vdnn.capture.export import export_joint, fake_step
-from vdnn.capture.forms import forms
+from vdnn.capture.function_module import as_module
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.nodes import count_forward_outputs
-from vdnn.capture.owned import as_module
-from vdnn.capture.tidy import tidy
-from vdnn.compiler import JointCompiler, compile_joint
+from vdnn.capture.tidy.passes import tidy
+from vdnn.compile.forms import forms
+from vdnn.compile.pipeline import JointCompiler, compile_joint
 from vdnn.cost.roofline import roofline
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph
-from vdnn.plan.bounds import minimum_budget
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.bounds import minimum_budget
+from vdnn.plan.model.problem import Problem
 
 
 @dataclass
@@ -49,7 +49,7 @@ class FormCompiler(JointCompiler):
 def forming(monkeypatch: pytest.MonkeyPatch, form: str) -> Iterator[None]:
     """While open, every step that is captured is captured in the named form."""
     with monkeypatch.context() as patched:
-        patched.setattr(vdnn.front_ends, "JointCompiler", partial(FormCompiler, form=form))
+        patched.setattr(vdnn.compile.front_ends, "JointCompiler", partial(FormCompiler, form=form))
         yield
 
 

@@ -13,7 +13,7 @@ from equivalence import assert_same_state, both
 from nets import ConvNet, backward, images
 from torch._dynamo.exc import BackendCompilerFailed
 
-from vdnn.backend import vdnn as backend
+from vdnn.compile.backend import vdnn as backend
 
 OPTIONS: dict[str, Any] = {"device": "titan-x"}
 

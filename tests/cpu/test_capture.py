@@ -15,7 +15,7 @@ from nets import EITHER_FRONT_END, ConvNet, Using, backward, images, options, ro
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from vdnn.capture.traits import traits_of
+from vdnn.capture.ops.traits import traits_of
 from vdnn.errors import InvalidInput
 from vdnn.ir import Graph, Need, Phase, Role, Trait
 

@@ -12,10 +12,10 @@ from torch import nn
 
 import vdnn
 from cpu.command_line import DEEP, ON_TITAN_X, answer, place_nets, refusal, text
-from vdnn import fitting
 from vdnn.cli import main
+from vdnn.compile import fitting
+from vdnn.compile.fitting import Probe, largest_fitting
 from vdnn.errors import Infeasible, InvalidInput
-from vdnn.fitting import Probe, largest_fitting
 
 FIT = ("fit", DEEP, *ON_TITAN_X)
 

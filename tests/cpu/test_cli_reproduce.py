@@ -12,7 +12,7 @@ from vdnn.cli import main
 from vdnn.cli.captured_networks import problem_of, relu_densities
 from vdnn.cli.reproduce import PAPERS, reproduce
 from vdnn.papers.batches import Scaled
-from vdnn.papers.figures import Certainty
+from vdnn.papers.paper_table import Certainty
 
 FAST = ("vdnn", "hybrid")
 

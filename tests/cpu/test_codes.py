@@ -16,9 +16,9 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.errors import CodeTooLarge, LostHandle, VdnnError
 from vdnn.hardware.device import Hardware, Tier
-from vdnn.plan.idle_room import MIN_NBYTES
+from vdnn.plan.model.lasting_buffers import MIN_NBYTES
 from vdnn.runtime.buffers import BufferPool
-from vdnn.runtime.codes import all_bytes, raw
+from vdnn.runtime.encodings import all_bytes, raw
 
 CPU = torch.device("cpu")
 ALONE = Hardware("a device alone", 1e11, 1e10, (Tier("device"),))

@@ -27,7 +27,7 @@ from vdnn.cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
-PATH_ROOTS = (ROOT, ROOT / "src" / "vdnn")  # the tour says `capture/tidy.py` for short
+PATH_ROOTS = (ROOT, ROOT / "src" / "vdnn")  # the tour says `capture/tidy/passes.py` for short
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")

@@ -17,10 +17,10 @@ from exactness import with_shift
 from formed import graphs_of_forms, in_form, joint_of
 from torch import Tensor, nn
 
-from vdnn.capture.forms import analysis as analyses
-from vdnn.capture.forms.prepare import prepare
-from vdnn.capture.forms.rows import Call, Rows, Split
-from vdnn.capture.forms.writer import bounds_of
+from vdnn.compile.forms import analysis as analyses
+from vdnn.compile.forms.parts_writer import bounds_of
+from vdnn.compile.forms.prepare import prepare
+from vdnn.compile.forms.rows import Call, Rows, Split
 from vdnn.ir import Graph
 
 Function = Callable[[Any, Tensor], Tensor]

@@ -19,10 +19,10 @@ from formed import forming, graphs_of_forms, in_form, joint_of, least_nbytes, of
 from nets import ConvNet, images, rows
 from torch import Tensor, nn
 
-from vdnn.capture.forms import forms
 from vdnn.capture.nodes import count_forward_outputs
+from vdnn.compile.forms import forms
 from vdnn.models import MODELS, ModelSpec
-from vdnn.plan.problem import EXACT_FORMS
+from vdnn.plan.model.problem import EXACT_FORMS
 
 TOLERANCE = 1e-9
 BATCH = 5

@@ -16,8 +16,8 @@ from vdnn.codecs import codec_for
 from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.ir import Detail, Role, Storage
-from vdnn.runtime.codes import all_bytes, raw
-from vdnn.runtime.from_code import masked_gradient, window_gradient
+from vdnn.runtime.encoded_ops import masked_gradient, window_gradient
+from vdnn.runtime.encodings import all_bytes, raw
 
 aten = torch.ops.aten
 

@@ -1,6 +1,6 @@
 """Every op whose backward is served from a code has the gradient it has in plain PyTorch, bit for bit.
 
-One test per row of `capture/information.py`, over layouts, dtypes and odd values; each says which code was used, so
+One test per row of `capture/ops/information.py`, over layouts, dtypes and odd values; each says which code was used, so
 that a row that stops applying is noticed.
 """
 
@@ -16,7 +16,7 @@ from equivalence import assert_measured_as_simulated
 from exactness import actions_of, codes_of, trained, with_shift
 from torch import Tensor, nn
 
-from vdnn.plan.actions import Drop
+from vdnn.plan.model.actions import Drop
 
 Function = Callable[[Any, Tensor], Any]
 

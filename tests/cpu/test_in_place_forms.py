@@ -19,8 +19,8 @@ from torch._ops import OpOverload
 from torch._subclasses import FakeTensorMode
 
 from vdnn.capture.eager_kernels import eager_kernels
-from vdnn.capture.in_place import have_same_layout
-from vdnn.capture.in_place_forms import IN_PLACE_OF, OUT_OF
+from vdnn.capture.ops.in_place_forms import IN_PLACE_OF, OUT_OF
+from vdnn.capture.tidy.in_place import have_same_layout
 from vdnn.cost.op_memory import workspace_nbytes
 
 aten = torch.ops.aten

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import vdnn
-from vdnn.backend import vdnn as backend
+from vdnn.compile.backend import vdnn as backend
+from vdnn.compile.inductor.fuse import TOLERANCE, _difference
+from vdnn.compile.inductor.regions import computing, region_of, split, stretches
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.errors import InvalidInput
-from vdnn.inductor import TOLERANCE, _difference
 from vdnn.rewrite.halves import Half
-from vdnn.rewrite.regions import computing, region_of, split, stretches
 
 pytestmark = PYTORCH_MAY_WARN
 

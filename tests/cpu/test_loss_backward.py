@@ -16,8 +16,8 @@ from nets import EITHER_FRONT_END, Using, options
 from tiers import DISK, smallest_budget
 from torch import Tensor, nn
 
-from vdnn.capture import loss_backward
-from vdnn.capture.loss_backward import NUM_PARTS
+from vdnn.capture.tidy import loss_backward
+from vdnn.capture.tidy.loss_backward import NUM_PARTS
 from vdnn.ir import Graph, Phase
 from vdnn.plan.strategies import STRATEGIES
 from vdnn.runtime.executor import Executor

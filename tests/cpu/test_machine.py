@@ -14,13 +14,14 @@ from time import sleep
 import pytest
 import torch
 
+from vdnn.calibrate import disk_speed
+from vdnn.calibrate import remembered_machine as detect
+from vdnn.calibrate.copies_beside_compute import measure_beside
+from vdnn.calibrate.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
+from vdnn.calibrate.machine_speeds import Measurements, TrialSizes, hardware_from, measure_machine
+from vdnn.calibrate.this_machine import disk_transfers, measure_this_machine, this_machine
 from vdnn.errors import InvalidInput
-from vdnn.hardware import detect, disk_speed
-from vdnn.hardware.beside import measure_beside
-from vdnn.hardware.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
 from vdnn.hardware.machine import fingerprint
-from vdnn.hardware.measure import Measurements, TrialSizes, hardware_from, measure_machine
-from vdnn.this_machine import disk_transfers, measure_this_machine, this_machine
 from vdnn.units import MiB
 
 TINY = TrialSizes(

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from vdnn.cost import company, measured
-from vdnn.cost.cache import CostCache
-from vdnn.cost.company import LONG_OP_S
+from vdnn.cost import measured
+from vdnn.cost import timed_groups as company
+from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import OpCall, measure
 from vdnn.cost.op_memory import highest_over_last, workspace_nbytes
 from vdnn.cost.stopwatch import Lap
+from vdnn.cost.timed_groups import LONG_OP_S
 
 Run = Callable[[], object]
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

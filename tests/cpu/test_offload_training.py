@@ -13,7 +13,7 @@ from tiers import DISK, MACHINES, smallest_budget
 import vdnn
 from vdnn import models
 from vdnn.errors import Infeasible
-from vdnn.plan.budget import resolve_budget
+from vdnn.plan.model.budget import resolve_budget
 
 NETWORKS = ("vgg16", "googlenet", "unet", "densenet121", "biglstm", "gpt2")
 """A chain, three that branch, one that recurs, one that attends."""

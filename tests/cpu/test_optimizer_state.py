@@ -9,7 +9,7 @@ from torch import nn
 import vdnn
 from vdnn.cli.training import OPTIMIZERS as OF_TORCH
 from vdnn.ir import Role
-from vdnn.optimizers import OPTIMIZERS
+from vdnn.plan.model.optimizer_state import OPTIMIZERS
 
 
 def network() -> nn.Module:

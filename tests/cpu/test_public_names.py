@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import vdnn
-import vdnn.plan.simulate
+import vdnn.plan.judge.simulate
 import vdnn.report.record
 
 

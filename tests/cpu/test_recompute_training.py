@@ -14,8 +14,8 @@ import torch
 from equivalence import assert_measured_as_simulated, assert_same, executors, plan, train, virtualize
 
 from vdnn.models import MODELS
-from vdnn.plan.bounds import minimum_budget
-from vdnn.plan.schedule import Kind, schedule
+from vdnn.plan.judge.schedule import Kind, schedule
+from vdnn.plan.model.bounds import minimum_budget
 
 STRATEGIES = ("recompute-speed", "recompute-memory", "recompute-cost", "checkpoint-sqrt", "superneurons")
 NETWORKS = ("alexnet", "resnet50", "gpt2", "biglstm", "unet")

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import vdnn
-from vdnn.plan.actions import Decision, Recompute
-from vdnn.plan.gaps import uses
-from vdnn.plan.validate import check
+from vdnn.plan.judge.validate import check
+from vdnn.plan.model.actions import Decision, Recompute
+from vdnn.plan.model.gaps import uses
 
 
 class Skip(nn.Module):

@@ -59,7 +59,7 @@ def ahead_of_time(model: nn.Module, plan: Plan | str) -> Callable[[Tensor], Tens
 
 
 def by_torch_compile(model: nn.Module, plan: Plan | str) -> Callable[[Tensor], Tensor]:
-    from vdnn.backend import vdnn as backend
+    from vdnn.compile.backend import vdnn as backend
 
     return torch.compile(step_of(model), backend=backend, options={"plan": plan, "device": "titan-x"}, dynamic=False)
 

@@ -14,7 +14,7 @@ from equivalence import executors
 from torch import Tensor, nn
 
 import vdnn
-from vdnn.plan.schedule import Kind
+from vdnn.plan.judge.schedule import Kind
 
 DATA = torch.randn(64, 8, 8)
 Batches = Sequence[tuple[Tensor, ...]]

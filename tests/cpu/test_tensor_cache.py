@@ -21,13 +21,13 @@ from torch.utils.checkpoint import checkpoint
 
 import vdnn
 from vdnn.api import _cache_transfers
+from vdnn.eager.live_bytes import LiveBytes
+from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Role
 from vdnn.runtime.pool.entry import accounts_of
 from vdnn.runtime.pool.states import State
-from vdnn.runtime.tensor_cache.cache import TensorCache
-from vdnn.runtime.tensor_cache.live import LiveBytes
 from vdnn.runtime.tracker import StorageTracker
 
 

@@ -15,11 +15,11 @@ import torch
 from test_tensor_cache import batch, cache_of, grads, inside, model, plain_peak, same
 from torch import Tensor, nn
 
+from vdnn.eager.live_bytes import LiveBytes
+from vdnn.eager.result_sizes import ResultSizes
+from vdnn.eager.saved_items import Item, Saved, Tallies
 from vdnn.errors import Infeasible
 from vdnn.hardware.emulated import emulated
-from vdnn.runtime.tensor_cache.items import Item, Saved, Tallies
-from vdnn.runtime.tensor_cache.live import LiveBytes
-from vdnn.runtime.tensor_cache.result_sizes import ResultSizes
 
 TAKES_LITTLE = emulated(host_nbytes=8192, disk=False)
 

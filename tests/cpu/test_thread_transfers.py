@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
-from vdnn.runtime.engine import open_transfers
+from vdnn.runtime.open_transfers import open_transfers
 from vdnn.runtime.tiers.disk import DiskRoom
 from vdnn.runtime.tiers.host import HostRoom
 from vdnn.runtime.transfers.threads import ThreadTransfers

@@ -8,7 +8,7 @@ import torch
 from equivalence import without_garbage_collection
 
 from vdnn.ir import Role
-from vdnn.plan.timeline import ROLES
+from vdnn.plan.model.timeline import ROLES
 from vdnn.runtime.tracker import StorageTracker
 
 

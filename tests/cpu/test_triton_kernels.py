@@ -30,7 +30,7 @@ from triton_child import (
 )
 
 from vdnn.codecs.kernels import reference
-from vdnn.codecs.kernels.dtypes import FLOATS, NBYTES_PER_ELEMENT
+from vdnn.codecs.kernels.element_types import FLOATS, NBYTES_PER_ELEMENT
 from vdnn.codecs.kernels.formats import FORMATS, reduced_nbytes
 from vdnn.codecs.kernels.sparse_layout import (
     CSR_FORMATS,

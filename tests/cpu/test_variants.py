@@ -13,16 +13,16 @@ from equivalence import assert_measured_as_simulated, executors
 from torch import Tensor, nn
 
 import vdnn
-from vdnn.cost.cache import CostCache
+from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import OpCall, OpVariant, measure, measure_variant, measure_variants, same_bits, undominated
 from vdnn.cost.op_memory import workspace_nbytes
+from vdnn.cost.op_variants import may_be_exact
 from vdnn.cost.table import OpCost
 from vdnn.errors import InvalidInput, Unsupported
 from vdnn.hardware.presets import preset
-from vdnn.op_variants import may_be_exact
-from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.model.bounds import minimum_budget
+from vdnn.runtime.convolution_variants import compute_convolution, compute_convolution_backward, parts
 from vdnn.runtime.process_memory import in_child, peak_of
-from vdnn.runtime.variants import compute_convolution, compute_convolution_backward, parts
 
 FORWARD = ("channels_last", "chunks-2", "chunks-4", "chunks-16")
 BACKWARD = (*FORWARD, "slices-4", "slices-16", "sums-4")
@@ -140,7 +140,7 @@ def in_chunks_of_several(shapes: tuple[Shape, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(("run", "shape", "variant"), in_chunks_of_several(USUAL))
 def test_chunks_of_several_images_keep_every_bit(run: Any, shape: Shape, variant: str) -> None:
-    """The table of `op_variants.py`."""
+    """The table of `cost/op_variants.py`."""
     assert same_bits(*run(shape, variant))
 
 

@@ -11,7 +11,7 @@ from equivalence import check, executors, pair, virtualize
 from nets import EITHER_FRONT_END, ConvNet, Using, backward, images, options, rows
 from torch import Tensor, nn
 
-from vdnn import front_ends
+from vdnn.compile import front_ends
 from vdnn.errors import Unsupported
 
 

@@ -9,7 +9,7 @@ from nets import EITHER_FRONT_END, ConvNet, backward, images, options
 from torch import nn
 
 from vdnn.api import session_of
-from vdnn.plan.timeline import COMPUTE, ROLES, Timeline
+from vdnn.plan.model.timeline import COMPUTE, ROLES, Timeline
 from vdnn.runtime.executor import Executor
 
 

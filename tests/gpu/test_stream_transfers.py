@@ -13,7 +13,7 @@ import torch
 
 from vdnn.errors import TierFull
 from vdnn.hardware.emulated import emulated
-from vdnn.runtime.engine import open_transfers
+from vdnn.runtime.open_transfers import open_transfers
 from vdnn.runtime.transfers.streams import StreamTransfers
 from vdnn.units import MiB
 

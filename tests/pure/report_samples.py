@@ -5,9 +5,9 @@ from __future__ import annotations
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.ir import Graph, Op, Phase, Read, Role, Storage, Value
-from vdnn.plan.actions import Decision
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.actions import Decision
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.units import GiB, MiB
 
 

@@ -21,9 +21,9 @@ from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.ir import Graph, Information, Need, Role
 from vdnn.plan import Decision, Drop, Encode, Offload, Plan, Problem, Recompute, simulate, solve, violations
-from vdnn.plan.gaps import Gap, gaps
-from vdnn.plan.optimiser.items import Ground
-from vdnn.plan.optimiser.ties import units
+from vdnn.plan.auto.candidates import Ground
+from vdnn.plan.auto.ties import units
+from vdnn.plan.model.gaps import Gap, gaps
 
 some = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 MOST_GAPS = 4

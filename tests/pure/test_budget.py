@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from vdnn.errors import InvalidInput
-from vdnn.plan.budget import parse_share, resolve_budget
+from vdnn.plan.model.budget import parse_share, resolve_budget
 
 PEAK = 10_007
 

@@ -11,7 +11,7 @@ from codec_samples import SPECIAL, WINDOWS, floats, indices, raw
 
 from vdnn.codecs import kernels
 from vdnn.codecs.kernels import reference
-from vdnn.codecs.kernels.dtypes import element_bits
+from vdnn.codecs.kernels.element_types import element_bits
 from vdnn.codecs.kernels.formats import FORMATS, Format, reduced_nbytes
 from vdnn.codecs.kernels.sparse_layout import largest_values_nbytes, mask_nbytes, num_blocks, num_rows
 from vdnn.codecs.kernels.tests_of_elements import Test

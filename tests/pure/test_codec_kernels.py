@@ -15,7 +15,7 @@ native = pytest.importorskip("vdnn.codecs.kernels.native", reason="the C extensi
 
 from vdnn.codecs import kernels  # noqa: E402
 from vdnn.codecs.kernels import native_library, reference  # noqa: E402
-from vdnn.codecs.kernels.dtypes import FLOATS, NBYTES_PER_ELEMENT  # noqa: E402
+from vdnn.codecs.kernels.element_types import FLOATS, NBYTES_PER_ELEMENT  # noqa: E402
 from vdnn.codecs.kernels.formats import FORMATS, reduced_nbytes  # noqa: E402
 from vdnn.codecs.kernels.sparse_layout import (  # noqa: E402
     CSR_FORMATS,

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdnn.codecs import CODECS, LOSSY_FORMATS, Codec, codec_for
-from vdnn.codecs.base import ELEMENT_NBYTES
+from vdnn.codecs.codec import ELEMENT_NBYTES
 from vdnn.codecs.kernels.formats import FORMATS
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.errors import InvalidInput

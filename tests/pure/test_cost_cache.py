@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from vdnn.cost.cache import CostCache
+from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.table import OpCost
 
 COST = OpCost(0.25, 4096, "measured")
@@ -78,7 +78,7 @@ def test_the_default_place_is_the_cache_directory(tmp_path: Path, monkeypatch: p
 
 WRITER = """
 import sys
-from vdnn.cost.cache import CostCache
+from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.table import OpCost
 cache = CostCache(sys.argv[1], machine="m")
 for i in range(50):

@@ -14,7 +14,7 @@ from pure.test_plan_properties import reads_code
 from vdnn.cost.table import CostTable
 from vdnn.ir import Graph, Need, Role
 from vdnn.plan import Encode, EncodeOffload, Instruction, Kind, Plan, schedule, simulate
-from vdnn.plan.idle_room import MIN_NBYTES, lasting_buffers
+from vdnn.plan.model.lasting_buffers import MIN_NBYTES, lasting_buffers
 
 thorough = settings(
     max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

@@ -19,21 +19,24 @@ import vdnn
 SOURCE = Path(vdnn.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-VOCABULARY = {"ir", "units", "errors", "environment", "collector"}
+VOCABULARY = {"ir", "units", "errors", "environment"}
 MAY_IMPORT = {
     "ir": set(),
     "units": set(),
     "errors": set(),
     "environment": set(),
-    "collector": set(),
     "hardware": VOCABULARY,
-    "capture": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
     "codecs": VOCABULARY,
-    "cost": VOCABULARY | {"hardware"},
+    "capture": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
+    "cost": VOCABULARY | {"hardware", "capture", "rewrite", "runtime"},  # it measures calls as programs make them
     "plan": VOCABULARY | {"hardware", "cost", "codecs"},
     "report": VOCABULARY | {"plan"},
     "runtime": VOCABULARY | {"plan", "codecs", "hardware"},  # tiers and links are described there
     "rewrite": VOCABULARY | {"plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
+    "eager": VOCABULARY | {"codecs", "runtime"},
+    "calibrate": VOCABULARY | {"hardware", "codecs", "cost", "runtime"},
+    "compile": VOCABULARY
+    | {"options", "capture", "cost", "hardware", "codecs", "plan", "rewrite", "runtime", "report", "calibrate"},
     "models": {"errors"},
     "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine
 }
@@ -41,24 +44,24 @@ NEVER_TORCH = (
     "ir",
     "units",
     "errors",
-    "collector",
     "plan",
     "papers",
     "report",
     "hardware.device",
     "hardware.presets",
     "cost.table",
+    "cost.collector",
     "codecs",
 )
 ON_AN_ACCELERATOR = "codecs.kernels.triton_"
 """Kernels over tensors, imported only where there are some."""
 
-TORCH_WHERE_TENSORS_ARE = {"codecs.base"}
+TORCH_WHERE_TENSORS_ARE = {"codecs.codec"}
 """Looks at the elements of whatever it is handed: tensors only where torch has made one."""
 
 
 def module_name(path: Path) -> str:
-    """`plan/simulate.py` as `plan.simulate`; a package's own file has the package's name."""
+    """`plan/judge/simulate.py` as `plan.simulate`; a package's own file has the package's name."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
@@ -119,7 +122,7 @@ def test_planning_and_reporting_work_where_torch_cannot_be_imported() -> None:
     code = """
 import sys
 sys.modules["torch"] = None
-import vdnn, vdnn.ir, vdnn.plan, vdnn.report, vdnn.plan.simulate, vdnn.plan.serialize
+import vdnn, vdnn.ir, vdnn.plan, vdnn.report, vdnn.plan.judge.simulate, vdnn.plan.files.serialize
 import vdnn.report.text, vdnn.hardware.presets, vdnn.codecs, vdnn.codecs.kernels.reference
 print(vdnn.hardware.presets.preset("titan-x").name)
 """
@@ -133,7 +136,7 @@ def test_importing_vdnn_leaves_torch_alone() -> None:
 
 def test_names_that_are_packages_and_functions_stay_callable_when_their_modules_are_imported() -> None:
     """Note: [Two names that are packages and functions]. tests/cpu/test_public_names.py calls them."""
-    code = "import vdnn.plan.simulate, vdnn.report.record; assert callable(vdnn.plan) and callable(vdnn.report)"
+    code = "import vdnn.plan.judge.simulate, vdnn.report.record; assert callable(vdnn.plan) and callable(vdnn.report)"
     done = run_python(code)
     assert done.returncode == 0, done.stderr
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pure import graphs
 from pure.graphs import ABOVE_ZERO, INSIDE_SIX, POOL
 from vdnn.ir import Information, Need, Role, Trait
-from vdnn.plan.information import STATISTIC, Stash, stashes
+from vdnn.plan.model.stashes import STATISTIC, Stash, stashes
 
 SIGN, INSIDE = Information(Need.SIGN, ABOVE_ZERO), Information(Need.BOOL, INSIDE_SIX)
 WINDOW = Information(Need.WINDOW_INDEX, POOL)

@@ -8,8 +8,8 @@ import pytest
 
 from pure import graphs
 from vdnn.ir import Graph, Role
-from vdnn.papers.layers import Network
-from vdnn.plan.layers import Layer, LayerKind, kind_of, layers
+from vdnn.papers.layer_network import Network
+from vdnn.plan.model.layers import Layer, LayerKind, kind_of, layers
 
 
 def two_convolutions() -> Graph:

@@ -18,7 +18,7 @@ from vdnn.ir import Graph, Need
 from vdnn.papers.vdnn_networks import alexnet, googlenet, vgg
 from vdnn.papers.vdnn_tables import paper_problem
 from vdnn.plan import Drop, Offload, Plan, Problem, check, solve
-from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.model.bounds import minimum_budget
 
 
 def chain_problem(budget_nbytes: int | None, bandwidth: float = 1e4) -> Problem:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from vdnn.papers.figures import BLANK, Certainty, Row, Table, count, mebibytes, percent, percents, said, seconds
+from vdnn.papers.paper_table import BLANK, Certainty, Row, Table, count, mebibytes, percent, percents, said, seconds
 
 ROW = Row(("AlexNet",), (count(14),), (said("14", 14),), Certainty.SECOND_HAND, "equal")
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from vdnn.ir import Role
-from vdnn.papers.figures import Certainty
 from vdnn.papers.gist_reproduced import Encoded, break_even, codes, lossless, pairs, sparsity
 from vdnn.papers.gist_tables import NETWORKS, footprint, groups_nbytes, rounding, static_footprint
+from vdnn.papers.paper_table import Certainty
 from vdnn.papers.vdnn_networks import alexnet, vgg
 from vdnn.papers.vdnn_tables import paper_problem, weights_nbytes
 from vdnn.plan import check, solve
-from vdnn.plan.actions import Encode
+from vdnn.plan.model.actions import Encode
 
 
 def test_blocks_that_never_live_together_share_the_bytes_of_the_largest() -> None:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vdnn.papers.figures import Certainty
 from vdnn.papers.hybrid_reproduced import EPOCHS, FITTED_EPOCHS_128, inception, tables
 from vdnn.papers.hybrid_tables import (
     Convergence,
@@ -19,6 +18,7 @@ from vdnn.papers.hybrid_tables import (
     time_to_converge,
     winning_epoch_ratio,
 )
+from vdnn.papers.paper_table import Certainty
 
 REMEMBERED = Convergence({32: 4.0, 64: 7.0, 128: 12.0, 256: 23.0})
 

@@ -10,7 +10,7 @@ import pytest
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph, Role
 from vdnn.papers.batches import fits
-from vdnn.papers.figures import Certainty
+from vdnn.papers.paper_table import Certainty
 from vdnn.papers.superneurons_networks import NETWORKS, alexnet, bottlenecks, resnet
 from vdnn.papers.superneurons_reproduced import alexnet_peaks, largest_batches, recomputation
 from vdnn.papers.superneurons_tables import (
@@ -28,8 +28,8 @@ from vdnn.papers.superneurons_tables import (
     superneurons_problem,
 )
 from vdnn.plan import check, solve
-from vdnn.plan.problem import Problem
-from vdnn.plan.segments import segments
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.segments import segments
 from vdnn.plan.strategies.recompute import l_peak, needed_nbytes
 from vdnn.units import MiB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vdnn.papers.figures import Certainty, Table
+from vdnn.papers.paper_table import Certainty, Table
 from vdnn.papers.vdnn_networks import NETWORKS, googlenet, vgg
 from vdnn.papers.vdnn_plans import Planned
 from vdnn.papers.vdnn_reproduced import tables, very_deep

@@ -21,9 +21,9 @@ from vdnn.environment import PLAN_CACHE
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.plan import Plan, Problem, solve
-from vdnn.plan import cache as plan_cache
-from vdnn.plan.cache import PlanCache, plan_key
-from vdnn.plan.digest import graph_digest
+from vdnn.plan.files import plan_cache
+from vdnn.plan.files.digest import graph_digest
+from vdnn.plan.files.plan_cache import PlanCache, plan_key
 
 MEASURED = (("device->host", "measured: a copy"),)
 
@@ -242,7 +242,7 @@ def test_past_the_limit_the_least_recently_used_plan_goes(cache: PlanCache, monk
 
 KEY = """
 from pure import graphs
-from vdnn.plan.cache import plan_key
+from vdnn.plan.files.plan_cache import plan_key
 print(plan_key(graphs.problem(graphs.in_place_chain()), "offload"))
 """
 

@@ -9,8 +9,8 @@ import pytest
 from pure import graphs
 from pure.graphs import plan
 from vdnn.plan import EncodeOffload, Offload, Recompute
-from vdnn.plan.compared import by_budget, by_strategy
-from vdnn.plan.figures import figures, keep_all
+from vdnn.plan.views.compared import by_budget, by_strategy
+from vdnn.plan.views.plan_figures import figures, keep_all
 
 
 def test_what_moves_is_counted_once_out_and_once_back() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pure import golden, graphs
 from pure.graphs import plan
 from vdnn.plan import Drop, Encode, EncodeOffload, Offload, Plan, Recompute
-from vdnn.plan.explained import Line, eventful, explained
+from vdnn.plan.views.explained import Line, eventful, explained
 
 
 def told(asked: Plan, kind: str) -> list[str]:

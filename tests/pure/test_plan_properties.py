@@ -27,8 +27,8 @@ from vdnn.plan import (
     to_json,
     violations,
 )
-from vdnn.plan.residency import holdings
-from vdnn.plan.walk import walk
+from vdnn.plan.judge.residency import holdings
+from vdnn.plan.judge.walk import walk
 
 Life = list[tuple[int, str]]
 """(instruction, "touch" or "end") of one storage, in order."""

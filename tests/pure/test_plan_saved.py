@@ -13,7 +13,7 @@ from vdnn.cost.table import OpCost
 from vdnn.errors import ForeignPlan, InvalidInput
 from vdnn.ir import Graph, Role
 from vdnn.plan import Offload, Plan, Problem, load, save, solve
-from vdnn.plan.saved import fitting_plan, opened
+from vdnn.plan.files.saved import fitting_plan, opened
 
 
 def saved_plan(budget_nbytes: int | None = 700) -> Plan:

@@ -11,7 +11,7 @@ from pure import graphs
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Value
 from vdnn.plan import Decision, Drop, Encode, EncodeOffload, Offload, Plan, Problem, Recompute, Timeline, simulate
-from vdnn.plan.timeline import COMPUTE
+from vdnn.plan.model.timeline import COMPUTE
 
 
 def at(timeline: Timeline, label: str, tier: str | None = None) -> int:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vdnn.eager.policies import LRU, NEXT_USE, check_policy, leaving_order
+from vdnn.eager.use_order import NEVER, Follower, Order
 from vdnn.errors import InvalidInput
 from vdnn.runtime.pool.accounts import UNREAD_NOTES, Accounts
 from vdnn.runtime.pool.states import ALLOWED, ON_DEVICE, State, change
-from vdnn.runtime.tensor_cache.order import NEVER, Follower, Order
-from vdnn.runtime.tensor_cache.policies import LRU, NEXT_USE, check_policy, leaving_order
 
 HERE, ENCODED, LEAVING, AWAY, COMING, GONE = State
 CHANGES = {

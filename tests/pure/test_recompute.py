@@ -11,11 +11,11 @@ from pure.random_plans import training_steps
 from pure.test_strategy_properties import networks
 from vdnn.ir import Graph, Need, Role, Trait
 from vdnn.plan import Kind, Plan, Problem, Recompute, check, schedule, simulate, solve, violations
-from vdnn.plan.replay import Replays
-from vdnn.plan.segments import segments
+from vdnn.plan.judge.walk import walk
+from vdnn.plan.model.replay import Replays
+from vdnn.plan.model.segments import segments
 from vdnn.plan.strategies.checkpoint_sqrt import crossing, cuts
 from vdnn.plan.strategies.recompute import l_peak
-from vdnn.plan.walk import walk
 
 SPEED, MEMORY, COST, ROOT = "recompute-speed", "recompute-memory", "recompute-cost", "checkpoint-sqrt"
 RECOMPUTING = (SPEED, MEMORY, COST, ROOT)

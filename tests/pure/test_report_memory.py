@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from report_samples import chain, planned
 
-from vdnn.plan.actions import Decision, Offload
-from vdnn.report.memory import (
+from vdnn.plan.model.actions import Decision, Offload
+from vdnn.report.memory_profile import (
     FEATURE_MAPS,
     PERSISTENT,
     TRANSIENT,

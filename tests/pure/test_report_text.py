@@ -6,7 +6,7 @@ import pytest
 from report_samples import chain, planned
 from rich.cells import cell_len
 
-from vdnn.report.memory import profile_memory
+from vdnn.report.memory_profile import profile_memory
 from vdnn.report.plot import GUTTER, plot
 from vdnn.report.record import Piece, Report, summarize
 from vdnn.report.text import as_text, bar, profile_view, report_view, shorten

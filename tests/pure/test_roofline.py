@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vdnn.cost.dtypes import element_nbytes
+from vdnn.cost.element_sizes import element_nbytes
 from vdnn.cost.roofline import roofline, traffic_nbytes
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware, Tier

@@ -20,7 +20,7 @@ from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.ir import Graph, Need, Op, Role
 from vdnn.plan import STRATEGIES, Decision, Drop, Offload, Plan, Problem, simulate, solve, violations
-from vdnn.plan.bounds import minimum_budget
+from vdnn.plan.model.bounds import minimum_budget
 
 thorough = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

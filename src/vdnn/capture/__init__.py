@@ -1,1 +1,1 @@
-"""Model → joint forward+backward graph → `ir.Graph`. Two front ends (`dynamo.py`, `export.py`) meet at `piece.py`."""
+"""Model → joint forward and backward graph → `ir.Graph`: `export.py` traces, `tidy/` cleans, `lower.py` translates."""

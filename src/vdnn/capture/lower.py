@@ -17,7 +17,6 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from vdnn.capture.information import alphabet_of, reads_code, wanted
 from vdnn.capture.nodes import (
     StorageKey,
     arguments_of,
@@ -34,7 +33,8 @@ from vdnn.capture.nodes import (
     tensors_of,
     value_of,
 )
-from vdnn.capture.traits import traits_of
+from vdnn.capture.ops.information import alphabet_of, reads_code, wanted
+from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 from torch._subclasses import FakeTensor
 
-from vdnn.capture.traits import traits_of
+from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Phase, Trait
 
 StorageKey = Hashable

@@ -13,7 +13,7 @@ from torch import nn
 
 from vdnn.api import plan
 from vdnn.models import load
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.problem import Problem
 
 
 def problem_of(name: str, batch: int, device: str) -> Problem:

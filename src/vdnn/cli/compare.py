@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import (
+from vdnn.cli.arguments import (
     Batch,
     Budget,
     ChannelsLast,
@@ -26,10 +26,10 @@ from vdnn.cli.options import (
     StateOf,
 )
 from vdnn.cli.planning import Asked, ask, measuring
-from vdnn.plan.compared import OPTIMISER, Row, by_budget, by_strategy
-from vdnn.plan.figures import Figures, figures, keep_all
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.views.compared import OPTIMISER, Row, by_budget, by_strategy
+from vdnn.plan.views.plan_figures import Figures, figures, keep_all
 from vdnn.report.text import quiet_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
 

@@ -12,12 +12,12 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Debug, Json
+from vdnn.cli.arguments import Debug, Json
 from vdnn.units import format_nbytes
 
 if TYPE_CHECKING:
+    from vdnn.calibrate.machine_speeds import Measurements
     from vdnn.hardware.device import CodecSpeed
-    from vdnn.hardware.measure import Measurements
 
 Directory = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Where the disk tier would be. Default: VDNN_DISK_DIR or /var/tmp.")
@@ -28,10 +28,10 @@ Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: three seco
 def doctor(directory: Directory = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
     """Measure this machine: arithmetic, memory, codecs, direct disk writes and reads. The planner measures the same by
     itself, once, and remembers it."""
+    from vdnn.calibrate.machine_speeds import QUICK, THOROUGH, hardware_from
+    from vdnn.calibrate.this_machine import measure_this_machine
     from vdnn.environment import disk_dir
-    from vdnn.hardware.measure import QUICK, THOROUGH, hardware_from
     from vdnn.report.record import versions
-    from vdnn.this_machine import measure_this_machine
 
     where = directory if directory is not None else disk_dir()
     with Console(stderr=True).status("Measuring this machine"):

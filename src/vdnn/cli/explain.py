@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import (
+from vdnn.cli.arguments import (
     Budget,
     ChannelsLast,
     Costs,
@@ -29,10 +29,10 @@ from vdnn.cli.options import (
 )
 from vdnn.cli.planning import Solved, ask, measuring, solve
 from vdnn.errors import InvalidInput
-from vdnn.plan.explained import Line, eventful, explained
-from vdnn.plan.plan import Plan
-from vdnn.plan.saved import opened
-from vdnn.plan.validate import check
+from vdnn.plan.files.saved import opened
+from vdnn.plan.judge.validate import check
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.views.explained import Line, eventful, explained
 from vdnn.units import format_nbytes
 
 BESIDE = 44  # columns of what happens before a reason that stands beside it

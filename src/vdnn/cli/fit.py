@@ -12,8 +12,7 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.failures import INTERRUPTED
-from vdnn.cli.options import (
+from vdnn.cli.arguments import (
     Budget,
     ChannelsLast,
     Costs,
@@ -28,12 +27,13 @@ from vdnn.cli.options import (
     Strategy,
     positive,
 )
+from vdnn.cli.failures import INTERRUPTED
 from vdnn.errors import InvalidInput
 from vdnn.report.text import sections, title
 from vdnn.units import format_nbytes, format_seconds, parse_nbytes
 
 if TYPE_CHECKING:
-    from vdnn.fitting import Probe
+    from vdnn.compile.fitting import Probe
     from vdnn.models import Workload
     from vdnn.options import Options
 
@@ -67,7 +67,7 @@ def fit(
     debug: Debug = False,
 ) -> Answer:
     """Find the largest batch, or the deepest network, whose training step fits: double, then bisect. Runs nothing."""
-    from vdnn.fitting import LARGEST, fitting_options, planned
+    from vdnn.compile.fitting import LARGEST, fitting_options, planned
 
     if batch is not None and not depth:
         raise InvalidInput("--batch goes with --depth: without it, the batch is what is looked for.")
@@ -129,7 +129,7 @@ def _probed(
     search: Search, probe: Callable[[int], Probe], most: int, console: Console
 ) -> tuple[tuple[Probe, ...], bool]:
     """All probes, told as they come, and whether somebody stopped them. What was found by then is an answer too."""
-    from vdnn.fitting import largest_fitting
+    from vdnn.compile.fitting import largest_fitting
 
     probes: list[Probe] = []
 

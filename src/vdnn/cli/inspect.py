@@ -6,7 +6,7 @@ The network and its batch exist as meta tensors only, so the answer for a networ
 from __future__ import annotations
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import (
+from vdnn.cli.arguments import (
     Batch,
     Budget,
     ChannelsLast,
@@ -37,7 +37,7 @@ def inspect(
     """Show where the memory of a training step goes: by role, at the peak, by layer, over time. Allocates nothing."""
     from vdnn.api import plan
     from vdnn.models import load
-    from vdnn.report.memory import profile_memory
+    from vdnn.report.memory_profile import profile_memory
     from vdnn.report.text import profile_view
 
     workload = load(model, batch, device="meta", image_size=image_size, channels_last=channels_last)

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Debug, Json
+from vdnn.cli.arguments import Debug, Json
 
 NARROW_COLUMNS = 58  # what name, parameters, paper and gaps take of a line
 

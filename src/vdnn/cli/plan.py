@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import (
+from vdnn.cli.arguments import (
     Batch,
     Budget,
     ChannelsLast,
@@ -28,8 +28,8 @@ from vdnn.cli.options import (
 )
 from vdnn.cli.planning import Solved, ask, measuring, oracle_of, solve
 from vdnn.hardware.device import THIS_MACHINE
-from vdnn.plan.figures import Figures, figures
-from vdnn.report.memory import MemoryProfile, profile_memory
+from vdnn.plan.views.plan_figures import Figures, figures
+from vdnn.report.memory_profile import MemoryProfile, profile_memory
 from vdnn.report.text import quiet_table, residents_table, roles_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
 

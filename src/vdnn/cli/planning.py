@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from vdnn.plan.figures import keep_all
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.views.plan_figures import keep_all
 
 if TYPE_CHECKING:
     from vdnn.models import Workload
@@ -37,13 +37,13 @@ class Asked:
 
     def problem(self) -> Problem:
         """Of the step as it was traced."""
-        from vdnn.api import problem_of
+        from vdnn.compile.planned_step import problem_of
 
         return problem_of(self.workload.step, self.workload.args, {}, self.options)
 
     def plan(self, **changes: Any) -> Plan:
         """The plan that `vdnn.virtualize` would follow with these options, some of them changed."""
-        from vdnn.api import plan_of
+        from vdnn.compile.planned_step import plan_of
 
         return plan_of(self.workload.step, self.workload.args, {}, replace(self.options, **changes))
 
@@ -79,9 +79,9 @@ def ask(
 
 def solve(asked: Asked) -> Solved:
     """The plan that the options ask for, timed apart from the capture."""
-    import vdnn.plan.optimiser.search  # noqa: F401 - loading the solver is no part of planning
-    from vdnn.api import captured_step
-    from vdnn.compiler import decide, plan_joint
+    import vdnn.plan.auto.search  # noqa: F401 - loading the solver is no part of planning
+    from vdnn.compile.pipeline import decide, plan_joint
+    from vdnn.compile.planned_step import captured_step
 
     solve_s = 0.0
 

@@ -15,8 +15,8 @@ from rich.table import Table as View
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.options import Debug, Json
-from vdnn.papers.figures import Certainty, Row, Table
+from vdnn.cli.arguments import Debug, Json
+from vdnn.papers.paper_table import Certainty, Row, Table
 
 PAPERS = {
     "vdnn": "vDNN: Rhu et al., MICRO 2016",

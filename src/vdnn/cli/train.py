@@ -14,8 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.failures import FAILED
-from vdnn.cli.options import (
+from vdnn.cli.arguments import (
     OPTIMIZERS,
     Batch,
     Budget,
@@ -35,6 +34,7 @@ from vdnn.cli.options import (
     rate,
     whole,
 )
+from vdnn.cli.failures import FAILED
 from vdnn.errors import InvalidInput
 from vdnn.report.record import Report
 from vdnn.report.text import report_view

@@ -6,8 +6,8 @@ no torch and no kernels, so a planner can weigh them anywhere; `kernels/` does t
 
 from __future__ import annotations
 
-from vdnn.codecs.base import Codec
 from vdnn.codecs.bool_mask import BoolMask
+from vdnn.codecs.codec import Codec
 from vdnn.codecs.reduced import Bf16, Fp8, Fp10, Fp16
 from vdnn.codecs.sign_mask import SignMask
 from vdnn.codecs.sparse import CsrFp8, CsrFp16, Sparse, SparseBf16, SparseCsr, SparseFp8, SparseFp10, SparseFp16

@@ -6,7 +6,7 @@ The detail is (test, low, high, on, off): a bit is set where the element passes 
 
 from __future__ import annotations
 
-from vdnn.codecs.base import Codec, Flat, Kernels
+from vdnn.codecs.codec import Codec, Flat, Kernels
 from vdnn.codecs.kernels.tests_of_elements import Test
 
 

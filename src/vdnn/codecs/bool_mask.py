@@ -7,8 +7,8 @@ sigmoid).
 
 from __future__ import annotations
 
-from vdnn.codecs.base import is_whole_elements, needs_nothing
 from vdnn.codecs.bit_mask import BitMask
+from vdnn.codecs.codec import is_whole_elements, needs_nothing
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.codecs.sign_mask import FLOATS
 from vdnn.ir import Detail, Information, Need, Storage

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from vdnn.codecs.base import Codec, Flat, Kernels, is_whole_elements, typed
+from vdnn.codecs.codec import Codec, Flat, Kernels, is_whole_elements, typed
 from vdnn.codecs.kernels.formats import reduced_nbytes
 from vdnn.ir import Information
 

@@ -5,8 +5,8 @@ Serves readers that ask exactly the question the bits answer (`Need.SIGN` with t
 
 from __future__ import annotations
 
-from vdnn.codecs.base import is_whole_elements, needs_nothing
 from vdnn.codecs.bit_mask import BitMask
+from vdnn.codecs.codec import is_whole_elements, needs_nothing
 from vdnn.ir import Information, Need
 
 FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})

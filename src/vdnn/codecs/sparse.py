@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil
 from typing import ClassVar
 
-from vdnn.codecs.base import ELEMENT_NBYTES, Codec, Flat, Kernels, is_whole_elements, rounded_up, typed
+from vdnn.codecs.codec import ELEMENT_NBYTES, Codec, Flat, Kernels, is_whole_elements, rounded_up, typed
 from vdnn.codecs.kernels.formats import reduced_nbytes
 from vdnn.codecs.kernels.sparse_layout import csr_value_nbytes, mask_nbytes, num_blocks, num_rows, values_nbytes
 from vdnn.ir import Information

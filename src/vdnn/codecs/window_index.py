@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from vdnn.codecs.base import Codec, Flat, Kernels, is_whole_elements, needs_nothing, typed
+from vdnn.codecs.codec import Codec, Flat, Kernels, is_whole_elements, needs_nothing, typed
 from vdnn.codecs.kernels.window import Window
 from vdnn.ir import Detail, Information, Need
 

@@ -24,12 +24,12 @@ from time import perf_counter
 import torch
 from torch.utils._pytree import tree_leaves
 
-from vdnn.cost.cache import CostCache
-from vdnn.cost.company import DISTURBED, MEASURED, laps_beside, naming, timed
+from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.op_memory import workspace_nbytes
 from vdnn.cost.stopwatch import Run, lap, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.hardware.neighbours import QUIET_SHARE, others_share, share_now
+from vdnn.cost.timed_groups import DISTURBED, MEASURED, laps_beside, naming, timed
+from vdnn.hardware.busy_cores import QUIET_SHARE, others_share, share_now
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ import torch
 from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
-from vdnn.collector import collector_paused
+from vdnn.cost.collector import collector_paused
 
 _ALLOCATION = "memory_alloc"  # allocations and, with a negative size, releases
 

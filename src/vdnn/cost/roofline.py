@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from math import prod
 
-from vdnn.cost.dtypes import element_nbytes
+from vdnn.cost.element_sizes import element_nbytes
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph, Need, Op, Trait

@@ -1,1 +1,1 @@
-"""Devices, tiers and links: by name (`presets.py`), or measured on this machine (`measure.py`, `detect.py`)."""
+"""Machines as the planner sees them: devices, tiers and links (`device.py`), by name (`presets.py`) or emulated."""

@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from vdnn.models.layers import he_initialize
+from vdnn.models.conv_blocks import he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy

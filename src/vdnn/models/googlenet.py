@@ -11,7 +11,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from vdnn.models.layers import Parallel, conv_relu, he_initialize
+from vdnn.models.conv_blocks import Parallel, conv_relu, he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy

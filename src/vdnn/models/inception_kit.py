@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from vdnn.models.layers import Parallel, Size, conv_norm_relu
+from vdnn.models.conv_blocks import Parallel, Size, conv_norm_relu
 
 ACROSS, DOWN = (1, 7), (7, 1)
 SHORT_ACROSS, SHORT_DOWN = (1, 3), (3, 1)

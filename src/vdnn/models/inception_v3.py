@@ -10,8 +10,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from vdnn.models.conv_blocks import Parallel, he_initialize
 from vdnn.models.inception_kit import ACROSS, DOWN, InceptionKit
-from vdnn.models.layers import Parallel, he_initialize
 from vdnn.models.losses import auxiliary_cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy

@@ -6,8 +6,8 @@ from functools import partial
 
 from torch import Tensor, nn
 
+from vdnn.models.conv_blocks import Parallel, he_initialize
 from vdnn.models.inception_kit import ACROSS, DOWN, SHORT_ACROSS, SHORT_DOWN, InceptionKit
-from vdnn.models.layers import Parallel, he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy

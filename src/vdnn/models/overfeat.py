@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from vdnn.models.layers import conv_relu, he_initialize
+from vdnn.models.conv_blocks import conv_relu, he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy

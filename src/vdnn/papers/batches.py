@@ -14,8 +14,8 @@ from vdnn.cost.roofline import roofline
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph, Op, Read, Storage, Value
-from vdnn.plan.bounds import minimum_budget
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.bounds import minimum_budget
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies import solve
 
 

@@ -17,7 +17,6 @@ from vdnn.codecs.kernels.formats import FORMATS
 from vdnn.codecs.kernels.sparse_layout import ROW
 from vdnn.codecs.window_index import window_of
 from vdnn.ir import Graph, Role, Storage
-from vdnn.papers.figures import BLANK, Certainty, Figure, Row, Table, percent, percents, said, times
 from vdnn.papers.gist_tables import (
     MACHINE,
     NETWORKS,
@@ -28,9 +27,10 @@ from vdnn.papers.gist_tables import (
     rounding,
     static_footprint,
 )
+from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, percent, percents, said, times
 from vdnn.papers.vdnn_networks import vgg
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies import solve
 
 Capture = Callable[[str, int, str], Problem]

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 from vdnn.codecs import codec_for
 from vdnn.ir import Role
-from vdnn.plan.actions import Decision, Encode
-from vdnn.plan.information import Stash, stashes
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.residency import holdings
+from vdnn.plan.judge.residency import holdings
+from vdnn.plan.model.actions import Decision, Encode
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.stashes import Stash, stashes
+from vdnn.plan.model.timeline import ROLES, Timeline
 from vdnn.plan.strategies import Strategy, gist
 from vdnn.plan.strategies.gist import MIN_ROUNDED_NBYTES
-from vdnn.plan.timeline import ROLES, Timeline
 
 MACHINE = "titan-x"
 PAPER_BATCH = 64

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from vdnn.papers.figures import BLANK, Certainty, Figure, Row, Table, percent, said, seconds, times
 from vdnn.papers.hybrid_tables import (
     Convergence,
     data_parallel_speedup,
@@ -20,6 +19,7 @@ from vdnn.papers.hybrid_tables import (
     time_to_converge,
     winning_epoch_ratio,
 )
+from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, percent, said, seconds, times
 
 SPLIT = 2
 SPLIT_SPEEDUPS = {"Inception-V3": 1.32, "GNMT": 1.15, "BigLSTM": 1.22}

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from math import prod
 
 from vdnn.ir import Phase, Role, Trait
-from vdnn.papers.layers import FLOPS_PER_MULTIPLY_ADD, Map, Network
+from vdnn.papers.layer_network import FLOPS_PER_MULTIPLY_ADD, Map, Network
 
 X, Y = "x", "y"
 

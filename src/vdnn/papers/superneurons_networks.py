@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from vdnn.ir import Graph
-from vdnn.papers.layers import Map
+from vdnn.papers.layer_network import Map
 from vdnn.papers.superneurons_layers import DependencyNetwork
 
 CLASSES = 1000

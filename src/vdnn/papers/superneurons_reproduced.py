@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph
 from vdnn.papers.batches import Scaled, fits, guess, largest
-from vdnn.papers.figures import BLANK, Certainty, Figure, Row, Table, count, mebibytes, said, yes_or_no
+from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, count, mebibytes, said, yes_or_no
 from vdnn.papers.superneurons_networks import NETWORKS, alexnet, bottlenecks
 from vdnn.papers.superneurons_tables import (
     MACHINE,
@@ -30,7 +30,7 @@ from vdnn.papers.superneurons_tables import (
     superneurons_problem,
 )
 from vdnn.papers.vdnn_plans import OURS
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies.recompute import l_peak
 from vdnn.units import MiB
 

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph, Op, Role, Trait
 from vdnn.papers.vdnn_tables import paper_problem, running_nbytes
-from vdnn.plan.actions import Decision, Offload
-from vdnn.plan.gaps import gaps
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.schedule import Kind, schedule
+from vdnn.plan.judge.schedule import Kind, schedule
+from vdnn.plan.model.actions import Decision, Offload
+from vdnn.plan.model.gaps import gaps
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.timeline import ROLES
 from vdnn.plan.strategies import solve
-from vdnn.plan.timeline import ROLES
 
 MACHINE = "k40c"
 REGULATED = frozenset({Role.FEATURE_MAP, Role.GRADIENT_MAP, Role.WORKSPACE})

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vdnn.ir import Graph
-from vdnn.papers.layers import Map, Network
+from vdnn.papers.layer_network import Map, Network
 
 VGG_GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of VGG-16's groups
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
-from vdnn.papers.figures import (
+from vdnn.papers.paper_table import (
     BLANK,
     Certainty,
     Figure,
@@ -27,7 +27,7 @@ from vdnn.papers.vdnn_networks import NETWORKS
 from vdnn.papers.vdnn_observations import observations
 from vdnn.papers.vdnn_plans import DEEP, OURS, Networks, Planned
 from vdnn.papers.vdnn_tables import PUBLISHED_AVERAGE_REDUCTION, Reduction, reduction_of, weights_nbytes
-from vdnn.plan.plan import Plan
+from vdnn.plan.model.plan import Plan
 
 QUICK = ("AlexNet(128)", "VGG-16(128)", "VGG-16(256)")
 UNTRAINABLE = ("VGG-16(128)", "VGG-16(256)", *DEEP)

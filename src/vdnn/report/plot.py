@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vdnn.report.memory import FEATURE_MAPS, PERSISTENT, TRANSIENT, Curve
+from vdnn.report.memory_profile import FEATURE_MAPS, PERSISTENT, TRANSIENT, Curve
 from vdnn.units import format_nbytes
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"

@@ -21,8 +21,8 @@ from typing import Any
 
 from vdnn.errors import InvalidInput
 from vdnn.ir import Graph
-from vdnn.plan.findings import Density, GradientError
-from vdnn.plan.timeline import Timeline
+from vdnn.plan.model.findings import Density, GradientError
+from vdnn.plan.model.timeline import Timeline
 
 SCHEMA = "vdnn.report"
 VERSION = 1

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vdnn.ir import Role
-from vdnn.report.memory import Layer, MemoryProfile
+from vdnn.report.memory_profile import Layer, MemoryProfile
 from vdnn.report.plot import SHADES, plot
 from vdnn.report.record import Piece, Report, TimelineSummary
 from vdnn.units import format_nbytes, format_seconds

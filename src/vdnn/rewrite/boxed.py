@@ -16,8 +16,8 @@ from torch.fx.graph import _BoxedCodeGen
 from vdnn.capture.nodes import tensors_of
 from vdnn.rewrite.halves import Half, boxed_module
 from vdnn.runtime.executor import Boxed, Program
-from vdnn.runtime.layouts import Layout, expect
-from vdnn.runtime.steps import mark
+from vdnn.runtime.running_step import mark
+from vdnn.runtime.traced_layouts import Layout, expect
 
 
 def program(half: Half) -> Program:

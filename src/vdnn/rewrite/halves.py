@@ -4,10 +4,10 @@ Enters: a tidy joint graph, its lowering, and a plan. Leaves: two graph modules 
 (forward returns its outputs and then what backward needs; backward takes that and then the tangents) and, for every
 node that starts an instruction, its position.
 
-The one idea: after `capture/tidy.py` the joint graph is in execution order with whole storages crossing from forward to
-backward, and `plan/schedule.py` has put the plan in order too, so cutting is one walk over the instructions. Linear in
-their number, where PyTorch's own partitioner is quadratic. A storage that is away when forward ends crosses through the
-step's tickets, all others through autograd.
+The one idea: after `capture/tidy/passes.py` the joint graph is in execution order with whole storages crossing from
+forward to backward, and `plan/judge/schedule.py` has put the plan in order too, so cutting is one walk over the
+instructions. Linear in their number, where PyTorch's own partitioner is quadratic. A storage that is away when forward
+ends crosses through the step's tickets, all others through autograd.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from vdnn.capture.nodes import (
     set_value,
 )
 from vdnn.ir import NO_USE, Phase
-from vdnn.plan.actions import Encode, EncodeOffload, Offload
-from vdnn.plan.plan import Plan
-from vdnn.plan.schedule import Instruction, Kind
-from vdnn.rewrite.writer import HalfWriter, inputs_behind, nodes_by_storage, random_replays
-from vdnn.runtime.steps import open_handle
+from vdnn.plan.judge.schedule import Instruction, Kind
+from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
+from vdnn.plan.model.plan import Plan
+from vdnn.rewrite.half_writer import HalfWriter, inputs_behind, nodes_by_storage, random_replays
+from vdnn.runtime.running_step import open_handle
 
 HANDLE = "vdnn_handle"
 RANDOM_STATE_NBYTES = 5056

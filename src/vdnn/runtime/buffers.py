@@ -3,8 +3,9 @@
 Enters: a size. Leaves: a tensor of so many bytes; when the last reference to it is gone, its memory returns to the pool
 or to the system. The one idea: a large block that malloc returns to the system costs a page fault per 4 KiB when it is
 taken again, which is slower than encoding into it. Blocks are mapped with huge pages where the system has them, and a
-few stay in the pool: `plan/idle_room.py` says whose, so that the peak stays what the plan says. A block waits for its
-own decision only: of two codes of one size, the wrong one waiting would be there when the plan has no room for it.
+few stay in the pool: `plan/model/lasting_buffers.py` says whose, so that the peak stays what the plan says. A block
+waits for its own decision only: of two codes of one size, the wrong one waiting would be there when the plan has no
+room for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vdnn.plan.idle_room import MIN_NBYTES
+from vdnn.plan.model.lasting_buffers import MIN_NBYTES
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 

@@ -17,18 +17,18 @@ from typing import Any
 import torch
 
 from vdnn.errors import LostHandle, Unsupported
-from vdnn.plan.findings import GradientError
-from vdnn.plan.plan import Plan
-from vdnn.plan.schedule import schedule
-from vdnn.plan.timeline import Timeline
+from vdnn.plan.judge.schedule import schedule
+from vdnn.plan.model.findings import GradientError
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.timeline import Timeline
 from vdnn.runtime import handles
-from vdnn.runtime.codes import Codes, Overflow
+from vdnn.runtime.encodings import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.overwritten import are_saved_tensors_shown, make_own
-from vdnn.runtime.steps import Step, running
-from vdnn.runtime.transfers.base import Transfers
-from vdnn.runtime.watch import WatchedStep
+from vdnn.runtime.running_step import Step, running
+from vdnn.runtime.transfers.interface import Transfers
+from vdnn.runtime.watched_step import WatchedStep
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from vdnn.ir import Graph, Trait
-from vdnn.plan.findings import GradientError
+from vdnn.plan.model.findings import GradientError
 from vdnn.runtime.random_states import random_state, set_random_state
 
 

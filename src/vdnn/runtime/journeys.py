@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 
 from vdnn.ir import Storage
-from vdnn.plan.actions import EncodeOffload, Offload
-from vdnn.plan.plan import Plan
-from vdnn.runtime.codes import all_bytes
+from vdnn.plan.model.actions import EncodeOffload, Offload
+from vdnn.plan.model.plan import Plan
+from vdnn.runtime.encodings import all_bytes
 from vdnn.runtime.pool.entry import Entry
 from vdnn.runtime.pool.states import State
-from vdnn.runtime.transfers.base import Transfers
+from vdnn.runtime.transfers.interface import Transfers
 
 
 @dataclass(frozen=True, slots=True)

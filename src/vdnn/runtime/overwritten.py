@@ -1,8 +1,8 @@
 """What backward may write over of what forward saved for it.
 
-Enters: backward's arguments, and which of them its program overwrites (`capture/loss_backward.py`). Leaves: the same
-arguments, of which those may be overwritten. The one idea: what autograd saved is backward's own when nobody else can
-read it again. A retained graph can, and so can a saved-tensor hook that kept the tensor it was shown; backward then
+Enters: backward's arguments, and which of them its program overwrites (`capture/tidy/loss_backward.py`). Leaves: the
+same arguments, of which those may be overwritten. The one idea: what autograd saved is backward's own when nobody else
+can read it again. A retained graph can, and so can a saved-tensor hook that kept the tensor it was shown; backward then
 writes into copies, which takes the memory that overwriting would have saved. A graph that is not retained does not run
 again, not even after a backward that was interrupted: autograd refuses that by itself.
 """

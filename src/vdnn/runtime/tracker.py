@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from vdnn.ir import Role
-from vdnn.plan.timeline import ROLES
+from vdnn.plan.model.timeline import ROLES
 
 _ROW = {role: row for row, role in enumerate(ROLES)}
 

@@ -12,7 +12,7 @@ import ctypes
 
 import numpy as np
 
-from vdnn.codecs.kernels.dtypes import FLOATS, element_bits, element_nbytes, require
+from vdnn.codecs.kernels.element_types import FLOATS, element_bits, element_nbytes, require
 from vdnn.codecs.kernels.formats import reduced_nbytes
 from vdnn.codecs.kernels.native_library import LIBRARY
 from vdnn.codecs.kernels.reference_masks import GRADIENTS

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from vdnn.codecs.kernels.dtypes import FLOATS, as_unsigned, element_bits, element_nbytes, require, widened
+from vdnn.codecs.kernels.element_types import FLOATS, as_unsigned, element_bits, element_nbytes, require, widened
 from vdnn.codecs.kernels.tests_of_elements import Test
 
 PIECE = 2**20  # elements worked on at once: temporaries stay within some MiB whatever the array's size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vdnn.codecs.kernels.dtypes import as_unsigned
+from vdnn.codecs.kernels.element_types import as_unsigned
 from vdnn.codecs.kernels.formats import format_of
 from vdnn.codecs.kernels.reference_floats import codes_of, pack_codes, unpack_codes, values_of
 from vdnn.codecs.kernels.reference_masks import of_bits, pieces, unpacked

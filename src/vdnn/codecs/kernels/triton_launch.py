@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton.language as tl
 
-from vdnn.codecs.kernels.dtypes import element_bits, element_nbytes
+from vdnn.codecs.kernels.element_types import element_bits, element_nbytes
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 LARGEST_INT32_OFFSET = 2**31 - 2**20  # the last program reaches past the end, by less than 2**20 elements

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from vdnn.codecs.kernels.dtypes import FLOATS, element_nbytes, require
+from vdnn.codecs.kernels.element_types import FLOATS, element_nbytes, require
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.codecs.kernels.triton_launch import elements, launch, num_programs, pattern
 

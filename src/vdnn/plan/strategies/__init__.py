@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vdnn.collector import collector_paused
+from vdnn.cost.collector import collector_paused
 from vdnn.errors import InvalidInput
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies import (
     auto,
     checkpoint_sqrt,

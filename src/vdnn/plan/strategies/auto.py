@@ -2,7 +2,7 @@
 
 For every gap of every storage one of keep, offload, encode, encode and offload, recompute, such that the peak stays
 within the budget and the step is as fast as it can be: an integer program over all of them, judged by the simulator
-(`plan/optimiser/`). Published relatives decide by layer type (vDNN, SuperNeurons, Gist) or optimise one mechanism
+(`plan/auto/`). Published relatives decide by layer type (vDNN, SuperNeurons, Gist) or optimise one mechanism
 (Checkmate: recomputation; POET and POFO: recomputation and paging).
 
 It meets every budget that `offload` meets. Weakness: order and windows of copies are made after the choice, by rule,
@@ -11,12 +11,12 @@ and the program sees a copy under way as bytes that trickle, where a real one ho
 
 from __future__ import annotations
 
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 
 
 def solve(problem: Problem) -> Plan:
     """The fastest plan found within the budget, or Infeasible with the smallest budget that works."""
-    from vdnn.plan.optimiser.search import solve as search  # the solver takes most of a second to import
+    from vdnn.plan.auto.search import solve as search  # the solver takes most of a second to import
 
     return search(problem)

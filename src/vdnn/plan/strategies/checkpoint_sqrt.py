@@ -19,13 +19,13 @@ from bisect import bisect_right
 from math import sqrt
 
 from vdnn.ir import Graph
-from vdnn.plan.actions import Decision, Recompute
-from vdnn.plan.gaps import uses
-from vdnn.plan.information import stashes
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.replay import Replays
-from vdnn.plan.segments import last_uses, segments
+from vdnn.plan.model.actions import Decision, Recompute
+from vdnn.plan.model.gaps import uses
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.replay import Replays
+from vdnn.plan.model.segments import last_uses, segments
+from vdnn.plan.model.stashes import stashes
 from vdnn.plan.strategies.vdnn_policy import within_budget
 
 _WAY_OUT = "choose 'offload' or 'superneurons', which move maps too"

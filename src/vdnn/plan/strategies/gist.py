@@ -25,11 +25,11 @@ from vdnn.codecs import Codec, codec_for
 from vdnn.codecs.bool_mask import detail_of_alphabet
 from vdnn.errors import InvalidInput
 from vdnn.ir import Detail, Need, Storage
-from vdnn.plan.actions import Decision, Drop, Encode
-from vdnn.plan.codec_time import codec_seconds
-from vdnn.plan.information import Stash, stashes
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.actions import Decision, Drop, Encode
+from vdnn.plan.model.codec_time import codec_seconds
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.stashes import Stash, stashes
 from vdnn.plan.strategies.vdnn_policy import within_budget
 
 _WAY_OUT = "allow rounding with lossy='fp16', 'fp10' or 'fp8', or choose 'offload'"

@@ -1,7 +1,7 @@
 """greedy: at the worst step the cheapest bytes first, of all mechanisms. The yardstick of `auto`.
 
-The same options as `auto` has (`plan/optimiser/items.py`), chosen without an integer program: at the step that is
-furthest over the budget take whatever frees most bytes per second, and look again (`plan/optimiser/greedy.py`). Where
+The same options as `auto` has (`plan/auto/candidates.py`), chosen without an integer program: at the step that is
+furthest over the budget take whatever frees most bytes per second, and look again (`plan/auto/greedy_choice.py`). Where
 that does not fit, offloading alone is the answer.
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies import offload
 
 NAME = "greedy"
@@ -18,10 +18,10 @@ NAME = "greedy"
 
 def solve(problem: Problem) -> Plan:
     """A plan within the budget, found in one pass; Infeasible with the smallest budget that offloading can meet."""
-    from vdnn.plan.optimiser.compose import compose
-    from vdnn.plan.optimiser.greedy import greedy
-    from vdnn.plan.optimiser.items import Ground
-    from vdnn.plan.optimiser.model import Model
+    from vdnn.plan.auto.candidates import Ground
+    from vdnn.plan.auto.compose import compose
+    from vdnn.plan.auto.greedy_choice import greedy
+    from vdnn.plan.auto.program_data import Model
 
     kept = offload.keeping(problem, NAME)
     budget_nbytes = problem.budget_nbytes

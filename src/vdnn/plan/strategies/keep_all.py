@@ -6,9 +6,9 @@ The yardstick of the other strategies: the peak that they lower and the time tha
 
 from __future__ import annotations
 
-from vdnn.plan.infeasible import infeasible
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.judge.infeasible import infeasible
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 
 
 def solve(problem: Problem) -> Plan:

@@ -25,15 +25,15 @@ from functools import cached_property
 
 import numpy as np
 
-from vdnn.plan.actions import Decision, Drop, Offload
-from vdnn.plan.bounds import smallest_costs
-from vdnn.plan.clock import both_ways
-from vdnn.plan.gaps import Bytes, Gap, gaps, step_nbytes, without
-from vdnn.plan.infeasible import bounds_of_tiers, infeasible
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.room import Room, slower_tiers
-from vdnn.plan.schedule import Kind
+from vdnn.plan.judge.clock import both_ways
+from vdnn.plan.judge.infeasible import bounds_of_tiers, infeasible
+from vdnn.plan.judge.schedule import Kind
+from vdnn.plan.model.actions import Decision, Drop, Offload
+from vdnn.plan.model.bounds import smallest_costs
+from vdnn.plan.model.gaps import Bytes, Gap, gaps, step_nbytes, without
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.tier_room import Room, slower_tiers
 from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.units import format_seconds

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vdnn.plan.gaps import Bytes, Gap, without
-from vdnn.plan.room import Room
+from vdnn.plan.model.gaps import Bytes, Gap, without
+from vdnn.plan.model.tier_room import Room
 
 
 @dataclass(frozen=True, slots=True)

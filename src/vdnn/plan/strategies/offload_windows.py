@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from vdnn.plan.gaps import Bytes
+from vdnn.plan.model.gaps import Bytes
 from vdnn.plan.strategies.offload_choice import Choice
 
 

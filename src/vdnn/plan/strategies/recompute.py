@@ -1,7 +1,7 @@
 """recompute-speed, recompute-memory, recompute-cost: drop what is cheap and make it again. Wang et al., "SuperNeurons:
 Dynamic GPU Memory Management for Training Deep Neural Networks", PPoPP 2018, section 3.4.
 
-Every storage of a segment (`plan/segments.py`) is dropped after its last use in forward.
+Every storage of a segment (`plan/model/segments.py`) is dropped after its last use in forward.
 
     speed   the first backward step that needs any of a segment makes all of it again, and it stays until its last use:
             k replays for k layers, and all of the segment's maps at once
@@ -21,12 +21,12 @@ from functools import cached_property
 from itertools import pairwise
 
 from vdnn.ir import NO_USE, PERSISTENT_ROLES
-from vdnn.plan.actions import Decision, Recompute
-from vdnn.plan.gaps import uses
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.replay import Replays
-from vdnn.plan.segments import Segment, last_uses, segments
+from vdnn.plan.model.actions import Decision, Recompute
+from vdnn.plan.model.gaps import uses
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.replay import Replays
+from vdnn.plan.model.segments import Segment, last_uses, segments
 from vdnn.plan.strategies.vdnn_policy import within_budget
 
 _WAY_OUT = "choose 'superneurons', which also moves what is not recomputed"

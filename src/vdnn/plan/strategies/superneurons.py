@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from vdnn.errors import Infeasible
-from vdnn.plan.bounds import minimum_budget
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.segments import Segment
+from vdnn.plan.model.bounds import minimum_budget
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.segments import Segment
 from vdnn.plan.strategies.offload import beside, keeping, least_per_step
 from vdnn.plan.strategies.recompute import Ground, cost_aware
 

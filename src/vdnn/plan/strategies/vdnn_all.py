@@ -7,8 +7,8 @@ plain name is (p), which is the same thing where the problem offers no choice.
 
 from __future__ import annotations
 
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies.vdnn_policy import (
     FEATURE_EXTRACTION_LAYERS,
     MEMORY_OPTIMAL,

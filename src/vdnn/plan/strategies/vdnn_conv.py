@@ -6,8 +6,8 @@ for. (m), (p) and the plain name choose algorithms as in `vdnn_all.py`.
 
 from __future__ import annotations
 
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies.vdnn_policy import (
     CONV_LAYERS,
     MEMORY_OPTIMAL,

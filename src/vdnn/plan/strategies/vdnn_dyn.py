@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vdnn.plan.actions import Decision
-from vdnn.plan.infeasible import infeasible
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
+from vdnn.plan.judge.infeasible import infeasible
+from vdnn.plan.model.actions import Decision
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies.vdnn_policy import (
     CONV_LAYERS,
     FEATURE_EXTRACTION_LAYERS,

@@ -24,13 +24,13 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from vdnn.ir import Graph
-from vdnn.plan.actions import Decision, Drop, Offload
-from vdnn.plan.gaps import movable, uses
-from vdnn.plan.infeasible import infeasible
-from vdnn.plan.layers import Layer, LayerKind, layers
-from vdnn.plan.plan import Plan
-from vdnn.plan.problem import Problem
-from vdnn.plan.room import Room
+from vdnn.plan.judge.infeasible import infeasible
+from vdnn.plan.model.actions import Decision, Drop, Offload
+from vdnn.plan.model.gaps import movable, uses
+from vdnn.plan.model.layers import Layer, LayerKind, layers
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.tier_room import Room
 
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "m", "p"
 

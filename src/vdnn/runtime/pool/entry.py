@@ -15,10 +15,10 @@ import torch
 from vdnn.codecs import Codec
 from vdnn.codecs.kernels import kernels_of
 from vdnn.errors import TierFull
-from vdnn.runtime.codes import raw
+from vdnn.runtime.encodings import raw
 from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.pool.states import State, change
-from vdnn.runtime.transfers.base import Ticket, Transfers
+from vdnn.runtime.transfers.interface import Ticket, Transfers
 
 _accounts: weakref.WeakKeyDictionary[Transfers, Accounts] = weakref.WeakKeyDictionary()
 

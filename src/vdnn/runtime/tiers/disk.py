@@ -21,11 +21,11 @@ from typing import NamedTuple
 import torch
 
 from vdnn.errors import TierFailed, TierFull
-from vdnn.hardware.disk_speed import CHUNK_NBYTES, usable_nbytes
+from vdnn.runtime.tiers.direct_io import CHUNK_NBYTES, usable_nbytes
 from vdnn.runtime.tiers.disk_file import DIRECT_PAGE_NBYTES, Buffers, DiskFile
 from vdnn.runtime.tiers.ledger import Lease, Ledger
-from vdnn.runtime.tiers.memory import StagingPool, move_bytes, prefer_huge_pages, raw_bytes, round_up
 from vdnn.runtime.tiers.pages import PageRun
+from vdnn.runtime.tiers.raw_memory import StagingPool, move_bytes, prefer_huge_pages, raw_bytes, round_up
 from vdnn.runtime.worker import Job, Worker
 from vdnn.units import format_nbytes
 

@@ -16,14 +16,13 @@ from ctypes import Array, c_char
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, PAGESIZE, mmap
 
 from vdnn.errors import InvalidInput, TierFailed, TierFull
-from vdnn.hardware.disk_speed import direct_flag, open_unnamed
+from vdnn.runtime.tiers.direct_io import NO_DIRECT_IO, direct_flag, open_unnamed
 from vdnn.units import format_nbytes
 
 log = logging.getLogger(__name__)
 
 DIRECT_PAGE_NBYTES = max(4096, PAGESIZE)  # every disk's logical block divides it
 _IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, over quota, over the process's file-size limit
-_NO_DIRECT_IO = (errno.EINVAL, errno.EOPNOTSUPP)
 
 Buffers = Sequence[Array[c_char]]
 
@@ -63,7 +62,7 @@ class DiskFile:
             try:
                 return self._open_probed(direct_flag()), DIRECT_PAGE_NBYTES
             except OSError as error:
-                if error.errno not in _NO_DIRECT_IO:
+                if error.errno not in NO_DIRECT_IO:
                     raise self._unusable(error) from error
         log.warning("%s has no direct I/O: the %s tier goes through the page cache", self.directory, self._tier)
         try:

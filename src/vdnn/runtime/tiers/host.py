@@ -15,7 +15,7 @@ import torch
 
 from vdnn.errors import TierFailed
 from vdnn.runtime.tiers.ledger import Lease, Ledger
-from vdnn.runtime.tiers.memory import move_bytes, prefer_huge_pages
+from vdnn.runtime.tiers.raw_memory import move_bytes, prefer_huge_pages
 from vdnn.units import MiB, format_nbytes
 
 SLAB_NBYTES = 64 * MiB  # a few of the largest feature maps; the last slab, half empty on average, is what it wastes

@@ -13,7 +13,7 @@ from collections import deque
 
 from vdnn.errors import TierFull
 from vdnn.runtime.tiers.extents import UNBOUNDED_NBYTES, Extent, Extents
-from vdnn.runtime.tiers.memory import round_up
+from vdnn.runtime.tiers.raw_memory import round_up
 from vdnn.units import format_nbytes
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vdnn.runtime.tiers.memory import round_up
+from vdnn.runtime.tiers.raw_memory import round_up
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 import torch
 
 from vdnn.errors import TierFull
-from vdnn.runtime.tiers.base import Place, Room
 from vdnn.runtime.tiers.host import HostPlace, HostRoom
+from vdnn.runtime.tiers.store import Place, Room
 from vdnn.runtime.transfers.stream_ops import Event, StreamOps
 from vdnn.runtime.worker import Job, Worker
 from vdnn.units import GiB, format_nbytes

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 
 from vdnn.errors import TierFailed, TierFull
-from vdnn.runtime.tiers.base import Place, Room
+from vdnn.runtime.tiers.store import Place, Room
 from vdnn.runtime.worker import Job, Worker, paced
 from vdnn.units import format_nbytes
 

@@ -1,0 +1,85 @@
+"""How fast this machine encodes and decodes, the way a step does it.
+
+Enters: nothing. Leaves: a `CodecSpeed` per codec. Two sizes give the two numbers of each direction: what a call takes,
+and what a byte takes. Codes go to a buffer that waits in a pool, decoded storages to memory as the allocator gives it,
+both as in a step. Half of the elements are zero, as behind a ReLU; pools are 2×2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from vdnn.codecs import CODECS, Codec, codec_for
+from vdnn.codecs.kernels import kernels_of
+from vdnn.codecs.kernels.tests_of_elements import Test
+from vdnn.cost.stopwatch import Run, lap, typical_s
+from vdnn.hardware.device import CodecSpeed
+from vdnn.ir import Detail, Role, Storage
+from vdnn.runtime.encodings import raw
+from vdnn.units import KiB, MiB
+
+LARGE_NBYTES, SMALL_NBYTES = 8 * MiB, 128 * KiB
+REPEATS = 5
+ABOVE_ZERO = (int(Test.ABOVE), 0.0, 0.0, 1.0, 0.0)
+DENSITY = 0.6  # room for half of the elements and then some
+
+
+def codec_speeds() -> tuple[CodecSpeed, ...]:
+    """Of every codec that there is."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        return tuple(_speed(name) for name in CODECS)
+
+
+def _speed(name: str) -> CodecSpeed:
+    large_s, small_s = ([_seconds(run) for run in _runs(name, nbytes)] for nbytes in (LARGE_NBYTES, SMALL_NBYTES))
+    (encode_rate, encode_call_s), (decode_rate, decode_call_s) = map(_line, large_s, small_s)
+    return CodecSpeed(name, encode_rate, decode_rate, encode_call_s, decode_call_s)
+
+
+def _line(large_s: float, small_s: float) -> tuple[float, float]:
+    """Bytes per second, and seconds before the first byte, of a straight line through both sizes."""
+    rate = (LARGE_NBYTES - SMALL_NBYTES) / max(large_s - small_s, 1e-9)
+    return rate, max(0.0, small_s - SMALL_NBYTES / rate)
+
+
+def _seconds(run: Run) -> float:
+    run()
+    return typical_s([lap(run) for _ in range(REPEATS)])
+
+
+def _runs(name: str, nbytes: int) -> Iterator[Run]:
+    """Encode, then decode."""
+    codec, source = _sample(name, nbytes)
+    code = torch.empty(codec.nbytes, dtype=torch.uint8)
+    yield partial(codec.encode, raw(source), raw(code), kernels_of("cpu"))
+    yield partial(_decode, codec, code)
+
+
+def _decode(codec: Codec, code: torch.Tensor) -> None:
+    target = torch.empty(codec.storage.nbytes, dtype=torch.uint8)
+    codec.decode(raw(code), raw(target), kernels_of("cpu"))
+
+
+def _sample(name: str, nbytes: int) -> tuple[Codec, torch.Tensor]:
+    """A storage of so many bytes, and a codec bound to it."""
+    if name == "window-index":
+        return _pooled(nbytes)
+    source = torch.randn(nbytes // 4).relu_()
+    return codec_for(name, Storage(name, nbytes, Role.FEATURE_MAP, "float32", ()), _detail(name)), source
+
+
+def _detail(name: str) -> Detail:
+    if name.endswith("mask"):
+        return ABOVE_ZERO
+    return (DENSITY,) if name.startswith(("sparse", "csr")) else ()
+
+
+def _pooled(nbytes: int) -> tuple[Codec, torch.Tensor]:
+    """The indices of a 2×2 pool over as many 64×64 maps as that takes."""
+    num_maps = nbytes // (32 * 32 * 8)
+    _, indices = torch.nn.functional.max_pool2d(torch.randn(num_maps, 1, 64, 64), 2, return_indices=True)
+    detail = (1, 2, 2, 1, 2, 2, 0, 0, 0, 1, 1, 1, 1, 64, 64, 1, 32, 32, num_maps, 1)
+    return codec_for("window-index", Storage("indices", nbytes, Role.FEATURE_MAP, "int64", ()), detail), indices

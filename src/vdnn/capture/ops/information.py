@@ -1,0 +1,222 @@
+"""What exactly backward takes of what forward left: the details behind a partial need, and who can read a code.
+
+Enters: nodes of a tidy joint graph. Leaves: for each argument of a node its `Information` and whether the node has a
+form that reads it encoded; for each storage the alphabet of its elements. This is Gist's insight (ISCA 2018, section 3)
+made general: not "ReLU before a pool", but every op whose backward asks a yes-or-no question or for a place in a
+window, and every storage that holds only two numbers.
+
+The details follow aten's own kernels to the last case: `threshold_backward` lets NaN pass, `leaky_relu_backward` does
+not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from math import inf, isinf
+from typing import Any
+
+import torch
+from torch import fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.utils._python_dispatch import _disable_current_modes
+
+from vdnn.capture.nodes import arguments_of, tensor_of
+from vdnn.capture.ops.traits import needs_of
+from vdnn.codecs.kernels.tests_of_elements import Test
+from vdnn.ir import Detail, Information, Need
+
+aten = torch.ops.aten
+
+Arguments = Mapping[str, Any]
+
+FUSED_MASKS = frozenset({"threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardsigmoid_backward"})
+"""Ops that `runtime/encoded_ops.py` computes straight from the bits of their `self`."""
+
+FUSED_PRODUCTS = frozenset({"mul", "mul_"})
+"""Ops that it computes straight from the bits of a factor that is 0 or one other number."""
+
+FUSED_WINDOWS = frozenset({"max_pool2d_with_indices_backward"})
+"""Ops that it computes straight from the window codes of their `indices`."""
+
+FUSED = FUSED_MASKS | FUSED_PRODUCTS | FUSED_WINDOWS
+
+
+def op_name(node: fx.Node) -> str:
+    """`threshold_backward` for every overload of it; empty for what has no schema."""
+    target = node.target
+    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def wanted(node: fx.Node) -> Mapping[str, Information]:
+    """What a node takes of its arguments. Arguments that are not listed: all values."""
+    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
+    arguments = arguments_of(node)
+    needs = needs_of(node.target, arguments)
+    details = _DETAILS.get(op_name(node), lambda _: {})(arguments)
+    return {name: _information(need, details.get(name, _BOOLEAN), arguments[name]) for name, need in needs.items()}
+
+
+def _information(need: Need, detail: Detail | None, argument: Any) -> Information:
+    if need in (Need.NOTHING, Need.SHAPE, Need.ALL):
+        return Information(need)
+    tensor = tensor_of(argument) if isinstance(argument, fx.Node) else None
+    is_answerable = tensor is not None and (detail is not _BOOLEAN or tensor.dtype is torch.bool)
+    return Information(need, detail) if is_answerable and detail is not None else Information(Need.ALL)
+
+
+def _test(test: Test, low: float, high: float, on: float, off: float) -> Detail:
+    return (int(test), float(low), float(high), float(on), float(off))
+
+
+_BOOLEAN = _test(Test.NONZERO, 0, 0, 1, 0)
+
+
+def _above_threshold(arguments: Arguments) -> Mapping[str, Detail]:
+    threshold = float(arguments["threshold"])
+    on = 1.0 if threshold < 1 else 2 * threshold  # any number that is above it
+    return {"self": _test(Test.ABOVE, threshold, 0, on, _number_below(threshold))}
+
+
+def _above_zero(arguments: Arguments) -> Mapping[str, Detail]:
+    return {"self": _test(Test.GREATER, 0, 0, 1, 0)}
+
+
+def _between_bounds(arguments: Arguments) -> Mapping[str, Detail]:
+    # Whether a NaN lies between, aten answers by position: not in the vectorized body of its loop, but in the few
+    # elements left over at the end of each thread's share. No bit knows that position; NaN fails here.
+    low, high = float(arguments["min_val"]), float(arguments["max_val"])
+    return {"self": _test(Test.BETWEEN, low, high, _number_between(low, high), _number_below(low))}
+
+
+def _number_below(bound: float) -> float:
+    """Not the bound itself: rounded to a shorter dtype it may come out above."""
+    return bound - abs(bound) - 1
+
+
+def _number_between(low: float, high: float) -> float:
+    """In the middle, where rounding to a shorter dtype does not leave the interval; bounds may be infinite."""
+    if isinf(low) and isinf(high):
+        return 0.0
+    if isinf(low):
+        return high - abs(high) - 1
+    return low + abs(low) + 1 if isinf(high) else low / 2 + high / 2
+
+
+def _on_the_slope(arguments: Arguments) -> Mapping[str, Detail]:
+    return {"self": _test(Test.BETWEEN, -3, 3, 0, 3)}
+
+
+def _place_in_window(num_dims: int) -> Callable[[Arguments], Mapping[str, Detail | None]]:
+    def details(arguments: Arguments) -> Mapping[str, Detail | None]:
+        return {"indices": _window_detail(arguments, num_dims)}
+
+    return details
+
+
+_DETAILS: dict[str, Callable[[Arguments], Mapping[str, Any]]] = {
+    "threshold_backward": _above_threshold,
+    "leaky_relu_backward": _above_zero,
+    "hardtanh_backward": _between_bounds,
+    "hardsigmoid_backward": _on_the_slope,
+    "max_pool2d_with_indices_backward": _place_in_window(2),
+    "max_pool3d_with_indices_backward": _place_in_window(3),
+}
+
+
+def _window_detail(arguments: Arguments, num_dims: int) -> Detail | None:
+    """The pooling's geometry, flat; None where the indices do not lie in memory in an order we can follow."""
+    source, indices = tensor_of(arguments["self"]), tensor_of(arguments["indices"])
+    if source is None or indices is None or not fills_its_storage(indices):
+        return None
+    order = _memory_order(indices, num_dims)
+    if order is None:
+        return None
+    kernel = _triple(arguments["kernel_size"], num_dims, 1)
+    stride = _triple(arguments["stride"] or arguments["kernel_size"], num_dims, 1)
+    padding = _triple(arguments["padding"], num_dims, 0)
+    dilation = _triple(arguments["dilation"], num_dims, 1)
+    sizes = [_triple(list(tensor.shape[-num_dims:]), num_dims, 1) for tensor in (source, indices)]
+    return (*kernel, *stride, *padding, *dilation, *sizes[0], *sizes[1], *order)
+
+
+def _triple(given: Any, num_dims: int, missing: int) -> tuple[int, ...]:
+    numbers = [int(x) for x in given] if isinstance(given, (list, tuple)) else [int(given)]
+    numbers = numbers * num_dims if len(numbers) == 1 else numbers
+    return (*[missing] * (3 - num_dims), *numbers)
+
+
+def _memory_order(indices: torch.Tensor, num_dims: int) -> tuple[int, int] | None:
+    """(outer, inner): planes that stand apart, and elements that share a place. Contiguous, or channels last."""
+    batch = indices.shape[0] if indices.dim() == num_dims + 2 else 1
+    channels = indices.shape[-num_dims - 1]
+    if indices.is_contiguous():
+        return batch * channels, 1
+    channels_last = torch.channels_last if num_dims == 2 else torch.channels_last_3d
+    if indices.dim() == num_dims + 2 and indices.is_contiguous(memory_format=channels_last):
+        return batch, channels
+    return None
+
+
+def fills_its_storage(tensor: torch.Tensor) -> bool:
+    """Every element of the storage is an element of the tensor, in some order."""
+    nbytes = tensor.numel() * tensor.element_size()
+    dense = is_non_overlapping_and_dense_or_false(tensor)
+    return dense and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == nbytes
+
+
+def reads_code(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[float]]) -> bool:
+    """Whether `node` has a form that takes `source` encoded: an op we have fused, elements that lie as the gradient's
+    do, fp32."""
+    name = op_name(node)
+    if name not in FUSED:
+        return False
+    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has a name and no schema"
+    arguments = arguments_of(node)
+    if name in FUSED_MASKS:
+        return arguments["self"] is source and _alike(arguments["grad_output"], source)
+    if name in FUSED_WINDOWS:
+        return arguments["indices"] is source and _pools_plainly(arguments, source, tensor_of(node))
+    other = arguments["other"] if arguments["self"] is source else arguments["self"]
+    overwritten = arguments["self"] if name == "mul_" else arguments.get("out")
+    return other is not source and overwritten is not source and _alike(other, source) and len(alphabet()) == 2
+
+
+def _alike(gradient: Any, source: fx.Node) -> bool:
+    ours, theirs = tensor_of(source), tensor_of(gradient) if isinstance(gradient, fx.Node) else None
+    if ours is None or theirs is None or ours.dtype != torch.float32 or theirs.dtype != torch.float32:
+        return False
+    same = ours.shape == theirs.shape and ours.stride() == theirs.stride()
+    return same and fills_its_storage(ours) and is_non_overlapping_and_dense_or_false(theirs)
+
+
+def _pools_plainly(arguments: Arguments, indices: fx.Node, result: torch.Tensor | None) -> bool:
+    """The gradient lies as the indices do, so one walk over both reaches matching elements; and so does the result.
+    Maps of one pixel lie in both orders, and the result of pooling them need not."""
+    gradient = arguments["grad_output"]
+    ours, theirs = tensor_of(indices), tensor_of(gradient) if isinstance(gradient, fx.Node) else None
+    if ours is None or theirs is None or result is None or theirs.dtype != torch.float32:
+        return False
+    order = _memory_order(ours, 2)
+    return ours.stride() == theirs.stride() and order is not None and order == _memory_order(result, 2)
+
+
+_UNWRITTEN = ("empty_like", "empty_strided")
+
+
+def alphabet_of(dtypes: set[str], writers: Sequence[fx.Node]) -> tuple[float, ...]:
+    """The only numbers that the elements of a storage can be, once its writers have run."""
+    if dtypes == {"bool"}:
+        return (0.0, 1.0)
+    if len(writers) == 3 and op_name(writers[0]) in _UNWRITTEN and op_name(writers[1]) == "bernoulli_":
+        divided, by = writers[2], writers[2].args[1:]
+        if op_name(divided) == "div_" and by and isinstance(by[0], (int, float)) and by[0] > 0:  # else 0 is -0 or NaN
+            on = _one_over(by[0], tensor_of(divided))
+            return (0.0, on) if 0 < on < inf else ()
+    return ()
+
+
+def _one_over(divisor: float, like: torch.Tensor | None) -> float:
+    """1 / divisor as the device computes it in the tensor's dtype: noise is made by that very division."""
+    assert like is not None, "dropout's noise is a tensor"
+    with _disable_current_modes():
+        return float(torch.ones(1, dtype=like.dtype, device=like.device).div_(divisor))

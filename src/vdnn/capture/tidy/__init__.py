@@ -1,0 +1,1 @@
+"""Passes that make a traced joint graph say what eager PyTorch does, in two clean phases (`passes.py`)."""

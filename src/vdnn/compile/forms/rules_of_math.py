@@ -1,0 +1,128 @@
+"""Rules of arithmetic: elementwise ops, reductions, matrix products.
+
+Enters: a `Call`. Leaves: its `Split`. Elementwise ops keep rows where they are. A reduction over other dims does too; a
+sum over the batch is the sum of the parts' sums, and so is a matrix product that contracts over it: the gradient of a
+linear layer's weight.
+"""
+
+from __future__ import annotations
+
+from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, Total, dims_of, only, require
+
+
+def elementwise(call: Call) -> Split:
+    """Of any number of arguments that are broadcast against each other."""
+    ndim = call.result.ndim
+    found = ((rows, len(call.shape(source))) for source in call.sources if (rows := call.known(source)))
+    rows = only(rows.moved(rows.dim + ndim - own) for rows, own in found)
+    for source in call.sources:
+        call.broadcast(source, rows, ndim)
+    return call.all_results(rows)
+
+
+def over_rows(call: Call) -> Split:
+    """Ops that read along a dim and keep all dims: softmax and its backward, cumulative sums, sorting."""
+    rows = only(found for found in map(call.known, call.sources) if found)
+    for source in call.sources:
+        call.take(source, rows)
+    dims = call["dim"] if call["dim"] is not None else call["dims"]
+    if rows.dim in dims_of(dims, len(call.shape(call.sources[0]))):
+        raise MixesSamples
+    return call.all_results(rows)
+
+
+def triangle(call: Call) -> Split:
+    rows = call.rows("self")
+    call.take(call["self"], rows)
+    if rows.dim >= call.result.ndim - 2:
+        raise MixesSamples
+    return call.split(rows)
+
+
+def reduce(call: Call) -> Split:
+    """Over dims that are not the batch."""
+    rows, ndim = call.rows("self"), len(call.shape(call["self"]))
+    call.take(call["self"], rows)
+    dims = dims_of(call["dim"], ndim)
+    if rows.dim in dims:
+        raise MixesSamples
+    kept = rows if call["keepdim"] else rows.moved(rows.dim - sum(dim < rows.dim for dim in dims))
+    return call.all_results(kept)
+
+
+def add_up(call: Call) -> Split:
+    rows, ndim = call.rows("self"), len(call.shape(call["self"]))
+    if rows.dim not in dims_of(call["dim"], ndim):
+        return reduce(call)
+    call.take(call["self"], rows)
+    return call.split(Total.SUM)
+
+
+def product(call: Call) -> Split:
+    """`mm` and `bmm`, with the rows in either factor, in a dim of the result or in the one that is contracted."""
+    second = call["mat2"]
+    found = _rows_of_product(call, call["self"], second)
+    if found is None:
+        return call.split(Total.SUM)
+    return call.split(found)
+
+
+def add_to_product(call: Call) -> Split:
+    """`addmm` and `baddbmm`. What is added would be added once per part if the batch were contracted."""
+    names = ("mat1", "mat2") if call["mat1"] is not None else ("batch1", "batch2")
+    rows = require(_rows_of_product(call, *(call[name] for name in names)))
+    call.broadcast(call["self"], rows, call.result.ndim)
+    return call.split(rows)
+
+
+def _rows_of_product(call: Call, first: object, second: object) -> Rows | None:
+    """Where the result has the rows; None where it sums over them. Both factors have the dims of the result."""
+    left, right, ndim = call.known(first), call.known(second), call.result.ndim
+    column, row = ndim - 1, ndim - 2
+    if left == right and left is not None and left.dim < row:  # a product of its own for every sample
+        rows = left
+    elif left is not None and left.dim == row and right is None:
+        call.take(first, left)
+        call.whole(second)
+        return left
+    elif right is not None and right.dim == column and left is None:
+        call.whole(first)
+        call.take(second, right)
+        return right
+    elif (left is not None and left.dim == column) or (right is not None and right.dim == row):
+        per_sample = (left or require(right)).per_sample
+        call.take(first, Rows(column, per_sample))
+        call.take(second, Rows(row, per_sample))
+        return None
+    else:
+        rows = only(found for found in (left, right) if found)
+        if rows.dim >= row:
+            raise MixesSamples
+    call.take(first, rows)
+    call.take(second, rows)
+    return rows
+
+
+_UNTAGGED_ELEMENTWISE = """
+    _prelu_kernel _prelu_kernel_backward _to_copy copy elu_backward empty_like full_like hardshrink_backward
+    hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
+    log_sigmoid_forward masked_fill mish_backward ones_like softplus_backward softshrink_backward zeros_like
+"""
+"""Elementwise ops that PyTorch does not tag as pointwise."""
+
+_OVER_ROWS = """
+    _log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data cumprod cumsum flip gather
+    logcumsumexp sort topk
+"""
+
+_REDUCTIONS = "all amax amin any argmax argmin logsumexp max mean min prod std var var_mean"
+
+RULES = {
+    **dict.fromkeys(_UNTAGGED_ELEMENTWISE.split(), elementwise),
+    **dict.fromkeys(_OVER_ROWS.split(), over_rows),
+    **dict.fromkeys(_REDUCTIONS.split(), reduce),
+    **dict.fromkeys(("tril", "triu"), triangle),
+    **dict.fromkeys(("mm", "bmm"), product),
+    **dict.fromkeys(("addmm", "baddbmm"), add_to_product),
+    "sum": add_up,
+}

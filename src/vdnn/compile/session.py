@@ -1,0 +1,92 @@
+"""Everything one virtualized model has run: its captured graphs, in the order in which they were first met.
+
+Enters: executors as they are compiled. Leaves: a `Report`, predicted beside measured.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from statistics import median
+
+from vdnn.errors import InvalidInput
+from vdnn.hardware.device import Hardware
+from vdnn.options import Options
+from vdnn.plan.model.findings import Density
+from vdnn.plan.strategies.workspaces import inexact_steps
+from vdnn.report.record import Piece, Report, TimelineSummary, summarize
+from vdnn.runtime.executor import Executor
+from vdnn.runtime.open_transfers import open_transfers
+from vdnn.runtime.transfers.interface import Transfers
+
+
+@dataclass
+class Session:
+    """One per virtualized model."""
+
+    name: str
+    options: Options
+    executors: list[Executor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.options = self.options.on_known_hardware()
+
+    def transfers(self) -> Transfers:
+        """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
+        return _shared_transfers(self.options.hardware, self.options.spill_dir)
+
+    def add(self, executor: Executor) -> None:
+        self.executors.append(executor)
+
+    def next_name(self) -> str:
+        return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"
+
+    def watch_next(self) -> None:
+        """Watch the bytes of the next step, as those of the first were."""
+        for executor in self.executors:
+            executor.watch_next()
+
+    def report(self) -> Report:
+        if not self.executors:
+            raise InvalidInput(
+                f"no captured graph of {self.name} has run a training step yet: call it and its backward once, then"
+                " ask for"
+                " the report. Parts that cannot be captured (a fused nn.LSTM, say) run plain and have nothing to"
+                " report."
+            )
+        plan = self.executors[-1].plan
+        return Report(self.name, plan.strategy, plan.problem.budget_nbytes, tuple(_piece(e) for e in self.executors))
+
+
+@functools.cache
+def _shared_transfers(hardware: Hardware, spill_dir: str | None) -> Transfers:
+    return open_transfers(hardware, spill_dir=spill_dir)
+
+
+def _piece(executor: Executor) -> Piece:
+    graph = executor.plan.problem.graph
+    predicted = summarize(executor.plan.timeline, graph)
+    inexact = tuple(f"{graph.ops[step].name} as {cost.variant}" for step, cost in inexact_steps(executor.plan).items())
+    if not executor.plan.problem.is_exact:
+        inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
+    found = (executor.measured.gradient_error, _density(executor))
+    return Piece(graph.name, predicted, _measured(executor), *found, inexact)
+
+
+def _density(executor: Executor) -> Density | None:
+    found = executor.codes.found
+    if not found.density:
+        return None
+    return Density(executor.plan.problem.density, max(found.density.values()), found.num_too_dense)
+
+
+def _measured(executor: Executor) -> TimelineSummary | None:
+    measured = executor.measured
+    if measured.timeline is None:
+        return None
+    graph = executor.plan.problem.graph
+    if not (measured.forward_s and measured.backward_s):
+        return summarize(measured.timeline, graph)
+    num_steps = min(len(measured.forward_s), len(measured.backward_s))
+    seconds = median(measured.forward_s) + median(measured.backward_s)
+    return summarize(measured.timeline, graph, step_times_s=[seconds] * num_steps)

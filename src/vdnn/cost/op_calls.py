@@ -1,0 +1,121 @@
+"""From the steps of a captured graph to calls that can be measured one by one.
+
+Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views and for ops with effects
+that nobody declared, which are not run for the sake of knowing. Inputs are made up with the shapes, strides and dtypes
+of the trace: random floats, zeros for integers (which are indices more often than not, and zero is always one), ones
+where it divides.
+
+An op that can be computed in other ways brings those along, each with the op itself on the same inputs, so that they
+can be compared. For that the inputs have both signs and stretches of zeros, as maps behind a ReLU have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from vdnn.capture.lower import Lowered
+from vdnn.capture.nodes import tensor_of, value_of
+from vdnn.capture.ops.information import op_name
+from vdnn.cost.measured import OpCall, OpVariant, Run
+from vdnn.cost.op_variants import may_be_exact, variants_of
+from vdnn.ir import Op, Trait
+from vdnn.rewrite.variant_calls import variant_alone
+
+
+def op_calls(lowered: Lowered) -> list[OpCall | None]:
+    return [_call(node, op) for node, op in zip(lowered.nodes, lowered.graph.ops, strict=True)]
+
+
+def may_be_tried(op: Op) -> bool:
+    """Not what others take part in, and not what may do anything: a user's own op, or one with a generator."""
+    return not {Trait.MUST_KEEP, Trait.COLLECTIVE} & op.traits
+
+
+def _call(node: fx.Node, op: Op) -> OpCall | None:
+    if op.has(Trait.VIEW) or not may_be_tried(op) or not isinstance(node.target, torch._ops.OpOverload):
+        return None
+    return OpCall(_key(node), lambda: _make(node, _invented), tuple(_variant(node, name) for name in variants_of(node)))
+
+
+def _variant(node: fx.Node, name: str) -> OpVariant:
+    return OpVariant(name, lambda: _make_both(node, name), may_be_exact(name))
+
+
+def _key(node: fx.Node) -> str:
+    """Op and arguments; a tensor that stands in two places says so, because an op in place costs less than one that is
+    not."""
+    seen: dict[fx.Node, int] = {}
+
+    def describe(source: fx.Node) -> str:
+        if source in seen:
+            return f"same as {seen[source]}"
+        seen[source] = len(seen)
+        return _spelled(value_of(source))
+
+    return f"{node.target}{fx.map_arg((node.args, dict(node.kwargs)), describe)}"
+
+
+def _spelled(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{value.dtype}{tuple(value.shape)}@{tuple(value.stride())}".removeprefix("torch.")
+
+
+def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _Inputs(invent).make)
+    if op_name(node).rstrip("_") in _DIVIDES and isinstance(args[1], torch.Tensor):
+        args = (args[0], torch.ones_like(args[1]), *args[2:])
+    target: Any = node.target
+    return lambda: target(*args, **kwargs)
+
+
+_DIVIDES = frozenset({"div", "floor_divide", "fmod", "remainder"})
+
+
+def _make_both(node: fx.Node, variant: str) -> tuple[Run, Run]:
+    """A variant, and the op itself on the same inputs."""
+    inputs = _Inputs(_both_signs_and_zeros)
+    function, arguments = variant_alone(node, variant)
+    args, kwargs, others = fx.map_arg((node.args, dict(node.kwargs), arguments), inputs.make)
+    target: Any = node.target
+    return lambda: function(*others), lambda: target(*args, **kwargs)
+
+
+class _Inputs:
+    """Made-up inputs, one for each node that is asked for."""
+
+    def __init__(self, invent: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._invent = invent
+        self._made: dict[fx.Node, Any] = {}
+
+    def make(self, source: fx.Node) -> Any:
+        if source not in self._made:
+            tensor = tensor_of(source)
+            self._made[source] = value_of(source) if tensor is None else self._invent(tensor)
+        return self._made[source]
+
+
+def _invented(like: torch.Tensor) -> torch.Tensor:
+    # Between 0.1 and 1: safe as a variance, a divisor and under a logarithm; denormals would cost time that real data
+    # does not.
+    flat = _flat(like)
+    flat = flat.uniform_(0.1, 1.0) if like.dtype.is_floating_point else flat.zero_()
+    return flat.as_strided(tuple(like.shape), like.stride())
+
+
+def _both_signs_and_zeros(like: torch.Tensor) -> torch.Tensor:
+    flat = _flat(like).normal_()
+    flat[::3] = 0
+    flat[: len(flat) // 8] = 0  # whole windows of zeros: their sums have a sign too
+    return flat.as_strided(tuple(like.shape), like.stride())
+
+
+def _flat(like: torch.Tensor) -> torch.Tensor:
+    # Flat, to be laid out when filled: an expanded tensor repeats elements and could not be filled itself.
+    sizes = zip(like.shape, like.stride(), strict=True)
+    extent = 1 + sum((size - 1) * step for size, step in sizes) if like.numel() else 0
+    return torch.empty(extent, dtype=like.dtype)

@@ -1,0 +1,1 @@
+"""Eager models inside a budget: what autograd saves leaves the device when memory is short (`tensor_cache.py`)."""

@@ -1,0 +1,212 @@
+"""A choice for every gap, written out as a plan that holds.
+
+Enters: a ground, one choice per item (0: keep, k: its k-th option), and the bytes that copies may borrow up to. Leaves:
+a plan. The one idea: choices say what, positions follow. What is recomputed asks for what it is made from; a source
+that is away returns at that step instead of at its own next use, by whatever way was chosen for it, and stays; what
+lives no longer is made again just for the moment. Copies linger and return early as far as memory allows
+(`strategies/offload_windows.py`), and what is free at a step then buys the fastest way of computing it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from vdnn.plan.auto.candidates import OFFLOAD, RECOMPUTE, Ground, Option
+from vdnn.plan.model.actions import Decision, Drop, Encode, EncodeOffload, Offload, Recompute
+from vdnn.plan.model.gaps import Gap, without
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.tier_room import Room
+from vdnn.plan.strategies.offload import largest_per_step
+from vdnn.plan.strategies.offload_choice import Choice
+from vdnn.plan.strategies.offload_windows import Window, windows
+from vdnn.plan.strategies.workspaces import fitting_variants, smallest_variants
+
+KEEP = 0
+NAME = "auto"
+
+Choices = Sequence[int]
+
+
+def compose(ground: Ground, choices: Choices, budget_nbytes: int) -> Plan:
+    """The plan in which every gap is used as chosen. It may exceed the budget: that is for the caller to see."""
+    returns = Returns(ground, choices)
+    copies = list(_copies(ground, returns))
+    still = tuple(_without_copies(ground, returns))
+    problem = replace(ground.problem, budget_nbytes=budget_nbytes)
+    plan = Plan(problem, NAME, still, smallest_variants(problem))
+    if copies:
+        away = without(largest_per_step(plan), [choice.gap for choice in copies])
+        lent = windows(copies, away, budget_nbytes)
+        plan = replace(plan, decisions=tuple(_with_copies(ground, returns, still, lent)))
+    return fitting_variants(plan) if problem.variants else plan
+
+
+@dataclass
+class Returns:
+    """What is given up, and the step before which each is back. `made_for` lists the steps at which storages that no
+    longer live are made again; those in `lives_on` cannot be, and live until their last replay."""
+
+    ground: Ground
+    choices: Choices
+    option_of: dict[int, Option] = field(default_factory=dict)
+    back_of: dict[int, int] = field(default_factory=dict)
+    made_for: dict[int, list[int]] = field(default_factory=dict)
+    lives_on: set[int] = field(default_factory=set)
+    _by_storage: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        items = self.ground.items
+        for k, chosen in enumerate(self.choices):
+            if chosen != KEEP:
+                self.option_of[k] = items[k].options[chosen - 1]
+                self._by_storage.setdefault(items[k].gap.storage, []).append(k)
+        self._drop_what_follows_codes()
+        again = [k for k, option in self.option_of.items() if option.kind == RECOMPUTE]
+        for k in sorted(again, key=lambda k: items[k].gap.until):
+            if k not in self.back_of:
+                self._bring(k, items[k].gap.until)
+
+    @property
+    def read_as_code(self) -> set[int]:
+        """Storages whose code is read as it is: they do not come back, so there is nothing to give up later."""
+        coded = (k for k, option in self.option_of.items() if option.code is not None and option.code.direct)
+        return {self.ground.items[k].gap.storage for k in coded}
+
+    def _drop_what_follows_codes(self) -> None:
+        coded = self.read_as_code
+        for k, option in list(self.option_of.items()):
+            gap = self.ground.items[k].gap
+            if gap.storage in coded and option.code is None and gap.leave >= self._code_leaves(gap.storage):
+                del self.option_of[k]
+
+    def _code_leaves(self, storage: int) -> int:
+        coded = [k for k in self._by_storage[storage] if (option := self.option_of.get(k)) and option.code]
+        return min(self.ground.items[k].gap.leave for k in coded)
+
+    def back(self, k: int) -> int:
+        return self.back_of.get(k, self.ground.items[k].gap.until)
+
+    def _bring(self, k: int, step: int) -> None:
+        """Item k is whole before a step; what it is made from too, which in deep networks is a long chain."""
+        self.back_of[k] = step
+        open_ = [self.ground.items[k].gap.storage] if self.option_of[k].kind == RECOMPUTE else []
+        while open_:
+            asker = open_.pop()
+            sources = sorted(self.ground.replays.sources(asker) or ())
+            lives_on = asker in self._from_living
+            open_ += [source for source in sources if self._is_made_again(source, step, lives_on)]
+
+    @cached_property
+    def _from_living(self) -> set[int]:
+        """Storages whose recomputation has its sources live on."""
+        items = self.ground.items
+        return {items[k].gap.storage for k, option in self.option_of.items() if option.lives_on}
+
+    def _is_made_again(self, storage: int, step: int, lives_on: bool) -> bool:
+        """Ask for a storage at a step. Whether it has to be made there for that, from sources of its own."""
+        covering = None
+        for k in self._by_storage.get(storage, ()):
+            gap = self.ground.items[k].gap
+            if k in self.option_of and gap.leave < step and not self.option_of[k].keeps_values:
+                del self.option_of[k]  # its values are needed after all: it stays
+            elif k in self.option_of and gap.leave < step <= gap.until:
+                covering = k
+        if covering is not None:
+            is_new = covering not in self.back_of
+            self.back_of.setdefault(covering, step)
+            return is_new and self.option_of[covering].kind == RECOMPUTE
+        if self.ground.is_there(storage, step):
+            return False
+        if lives_on or self.ground.replays.sources(storage) is None:
+            self.lives_on.add(storage)
+            return False
+        made = self.made_for.setdefault(storage, [])
+        if made and made[-1] == step:
+            return False
+        made.append(step)
+        return True
+
+
+def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
+    """All decisions as if links did not exist: a code that is to travel stays."""
+    not_dropped = returns.read_as_code | returns.lives_on | returns.made_for.keys()
+    for gap in ground.last_gaps:
+        if gap.storage not in not_dropped:
+            yield Decision(gap.storage, Drop(gap.leave), "nobody reads more than its shape from here on")
+    for k, option in returns.option_of.items():
+        gap, back = ground.items[k].gap, returns.back(k)
+        if option.kind == RECOMPUTE:
+            yield Decision(gap.storage, Recompute(gap.leave, back), option.reason)
+        elif option.code is not None:
+            yield Decision(gap.storage, replace(option.code, back=back), option.reason)
+    for storage, steps in returns.made_for.items():
+        if storage in returns.lives_on:
+            continue
+        leave = _last_use(ground, storage)
+        for step in steps:
+            yield Decision(storage, Recompute(leave, step), f"made again only for what step {step} needs")
+            leave = step
+
+
+def _last_use(ground: Ground, storage: int) -> int:
+    """After which a storage is gone: dropped, or at the end of its life."""
+    life = ground.graph.lifetimes[storage]
+    assert life is not None, "only what is used is made again"
+    return min(life.end - 1, ground.dropped.get(storage, life.end - 1))
+
+
+def _copies(ground: Ground, returns: Returns) -> Iterator[Choice]:
+    """What travels, with tiers that have room, the nearest for what is back soonest; what finds no room stays."""
+    room = Room(ground.problem.hardware, len(ground.graph))
+    chosen = [(k, option) for k, option in returns.option_of.items() if option.tier is not None]
+    for k, option in sorted(chosen, key=lambda pair: ground.away_s(ground.items[pair[0]].gap)):
+        gap = _travelling(ground.items[k].gap, option, returns.back(k))
+        wanted = dict.fromkeys([option.tier or "", *ground.tiers])
+        tier = room.take(gap.nbytes, gap.final, gap.until, list(wanted)) if gap.until - gap.leave > 1 else None
+        if tier is not None:
+            yield Choice(gap, tier)
+
+
+def _travelling(gap: Gap, option: Option, back: int) -> Gap:
+    """The gap as its copy sees it: a code exists from where the storage leaves."""
+    if option.code is None:
+        return replace(gap, until=back)
+    return replace(gap, until=back, nbytes=option.code.nbytes, final=gap.leave)
+
+
+def _with_copies(
+    ground: Ground, returns: Returns, still: tuple[Decision, ...], lent: Sequence[Window]
+) -> Iterator[Decision]:
+    """Codes that travel in the place of those that stay; then plain copies, ordered by return: of copies back that
+    start at one step, the one that is used first goes first."""
+    travelling = {(window.choice.gap.storage, window.choice.gap.until): window for window in lent}
+    for decision in still:
+        window = travelling.get((decision.storage, getattr(decision.action, "back", -1)))
+        if window is not None and isinstance(decision.action, Encode):
+            yield replace(decision, action=_sent_code(decision.action, window))
+        else:
+            yield decision
+    plain = {
+        (ground.items[k].gap.storage, returns.back(k)): option
+        for k, option in returns.option_of.items()
+        if option.kind == OFFLOAD
+    }
+    for window in sorted(lent, key=lambda w: (w.choice.gap.until, w.leave)):
+        gap = window.choice.gap
+        if (gap.storage, gap.until) in plain:
+            action = Offload(_tier(window), window.leave, window.fetch, gap.until)
+            yield Decision(gap.storage, action, plain[gap.storage, gap.until].reason)
+
+
+def _sent_code(code: Encode, window: Window) -> EncodeOffload:
+    return EncodeOffload(
+        code.codec, code.nbytes, _tier(window), code.leave, window.leave, window.fetch, code.back,
+        code.encode_s, code.decode_s, code.detail, code.direct,
+    )  # fmt: skip
+
+
+def _tier(window: Window) -> str:
+    assert window.choice.tier is not None, "what is copied has a tier"
+    return window.choice.tier

@@ -1,0 +1,73 @@
+"""Who has to be on the device early, because something is made again from it.
+
+Enters: a ground. Leaves: for every item the steps at which a recomputation of another asks for it before its own next
+use. The one idea: asking is transitive. If what is asked for is itself recomputed, its own sources are asked for at the
+same step, and so on until something is there; the optimiser has to see the whole chain, or it would promise memory that
+the replays then take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from vdnn.plan.auto.candidates import RECOMPUTE, Ground, Item
+
+MOST_PER_ITEM = 12
+"""Demands that are looked at per item, those next to its own use first: the others would keep it there for so long that
+giving it up is not worth it."""
+
+DEEPEST = 8
+"""Links of a chain that are looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """`source` is wanted at `step` when `asker` is recomputed there. `for_item` is whose recomputation began the chain:
+    the asker itself at its own step, or somebody who asked for the asker at that step."""
+
+    source: int
+    step: int
+    asker: int
+    for_item: int
+
+
+def demands(ground: Ground, sources: dict[int, list[int]]) -> dict[int, list[Demand]]:
+    """Of each item: who may ask for it, latest first. `sources` are those of `source_items`, all or some."""
+    found: dict[int, list[Demand]] = {}
+    for k in sources:
+        for demand in _chain_of(k, ground, sources):
+            found.setdefault(demand.source, []).append(demand)
+    return {k: sorted(asked, key=lambda d: -d.step)[:MOST_PER_ITEM] for k, asked in found.items()}
+
+
+def source_items(ground: Ground) -> dict[int, list[int]]:
+    """Of each item that can be recomputed: the items of the storages it is made from."""
+    by_storage: dict[int, list[int]] = {}
+    for k, item in enumerate(ground.items):
+        by_storage.setdefault(item.gap.storage, []).append(k)
+    return {
+        k: [j for storage in sorted(ground.kept_sources(item.gap)) for j in by_storage.get(storage, ())]
+        for k, item in enumerate(ground.items)
+        if recompute_positions(item)
+    }
+
+
+def recompute_positions(item: Item) -> tuple[int, ...]:
+    """The choices that stand for recomputing an item; none: it cannot be."""
+    return tuple(p for p, option in enumerate(item.options, start=1) if option.kind == RECOMPUTE)
+
+
+def _chain_of(k: int, ground: Ground, sources: dict[int, list[int]]) -> Iterator[Demand]:
+    step = ground.items[k].gap.until
+    seen, asking = {k}, [k]
+    for _ in range(DEEPEST):
+        further: list[int] = []
+        for asker in asking:
+            for source in sources.get(asker, ()):
+                gap = ground.items[source].gap
+                if gap.leave < step < gap.until and source not in seen and len(seen) <= MOST_PER_ITEM:
+                    seen.add(source)
+                    further.append(source)
+                    yield Demand(source, step, asker, k)
+        asking = further

@@ -1,0 +1,61 @@
+"""The cheapest choice at the worst step, again and again: what the optimiser falls back on, and is checked against.
+
+Enters: a model and a budget. Leaves: a choice per item, or None. At the step that is furthest over the budget, take the
+option that frees most bytes per second it costs, over all gaps that cover the step; look for the worst step again.
+Capuchin (ASPLOS 2020) ranks recomputation so, by memory saved per second.
+"""
+
+from __future__ import annotations
+
+from vdnn.plan.auto.candidates import RECOMPUTE, Item, Option
+from vdnn.plan.auto.program_data import Model
+
+
+def greedy(model: Model, budget_nbytes: int) -> tuple[int, ...] | None:
+    """Choices under which every step fits, as the model sees it; None: the worst step has nothing left to give."""
+    choices = [0] * len(model.items)
+    while True:
+        level = model.nbytes_of(choices)
+        step = int(level.argmax())
+        if level[step] <= budget_nbytes:
+            return tuple(choices)
+        taken = _cheapest(model, choices, step, int(level[step]) - budget_nbytes)
+        if not taken:
+            return None
+        for k, position in taken:
+            choices[k] = position
+
+
+def _cheapest(model: Model, choices: list[int], step: int, excess_nbytes: int) -> list[tuple[int, int]]:
+    """What to give up so that a step fits, cheapest bytes first."""
+    offers = [
+        (_price(model, k, option), k, position)
+        for k, item in enumerate(model.items)
+        if not choices[k] and item.gap.covers(step)
+        for position, option in enumerate(item.options, start=1)
+        if _freed(item, option) > 0 and not (option.kind == RECOMPUTE and _is_coded_source(model, k, choices))
+    ]
+    taken: dict[int, int] = {}
+    for _, k, position in sorted(offers):
+        if excess_nbytes <= 0:
+            break
+        if k not in taken:
+            taken[k] = position
+            excess_nbytes -= _freed(model.items[k], model.items[k].options[position - 1])
+    return list(taken.items())
+
+
+def _freed(item: Item, option: Option) -> int:
+    return item.gap.nbytes - option.held_nbytes
+
+
+def _price(model: Model, k: int, option: Option) -> float:
+    """Seconds per byte, copies that the gap cannot hide counted in."""
+    item = model.items[k]
+    unhidden_s = max(0.0, option.out_s + option.back_s - model.ground.away_s(item.gap))
+    return (option.seconds + unhidden_s) / _freed(item, option)
+
+
+def _is_coded_source(model: Model, k: int, choices: list[int]) -> bool:
+    """Whether something that it would be made from is held in a form that has lost values."""
+    return any(choices[j] and not model.items[j].options[choices[j] - 1].keeps_values for j in model.sources.get(k, ()))

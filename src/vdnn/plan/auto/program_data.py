@@ -1,0 +1,82 @@
+"""What the integer program of `program.py` is written from, and what it believes of memory.
+
+Enters: a ground and its units. Leaves: tables that every program of one problem shares, and the bytes of every step
+under a choice per item, as the program sees them. What it does not see (the moment at which an encoder holds both
+forms) the simulator sees, and what the simulator says comes back as `Learned`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from vdnn.plan.auto.candidates import Ground, Item, Option
+from vdnn.plan.auto.demands import Demand, demands, recompute_positions, source_items
+from vdnn.plan.auto.ties import Unit
+from vdnn.plan.model.gaps import Bytes
+
+
+class Model:
+    """The tables that every solve of one ground shares."""
+
+    def __init__(self, ground: Ground, units: Sequence[Unit]) -> None:
+        self.ground, self.units, self.items = ground, units, ground.items
+        self.unit_of = {k: u for u, members in enumerate(units) for k in members}
+        self.sources = {
+            k: [j for j in sources if j in self.unit_of]
+            for k, sources in source_items(ground).items()
+            if k in self.unit_of
+        }
+        self.demands = demands(ground, self.sources)
+        self.recompute = [recompute_positions(item) for item in self.items]
+        self.fresh = _fresh_nbytes(ground)
+        gaps = [item.gap for item in self.items]
+        self.leave = np.array([gap.leave for gap in gaps], dtype=np.int64)
+        self.until = np.array([gap.until for gap in gaps], dtype=np.int64)
+        ends = [max(option.end(item.gap) for option in item.options) for item in self.items]
+        self.end = np.array(ends, dtype=np.int64)  # of the longest option
+
+    def nbytes_of(self, choices: Sequence[int]) -> Bytes:
+        """Bytes of every step under a choice per item, as the program sees them."""
+        change = np.zeros(len(self.ground.graph) + 1, dtype=np.int64)
+        passing = np.zeros(len(self.ground.graph), dtype=np.int64)
+        for k, chosen in enumerate(choices):
+            if chosen:
+                item, option = self.items[k], self.items[k].options[chosen - 1]
+                change[item.gap.leave + 1] -= item.gap.nbytes
+                end = option.end(item.gap) if option.back >= 0 else self._earliest(k, choices)
+                change[end] += item.gap.nbytes
+                change[item.gap.leave] += option.held_nbytes
+                change[min(option.end(item.gap) + 1, len(passing))] -= option.held_nbytes
+                passing[item.gap.until] = max(passing[item.gap.until], self.passing_nbytes(item, option))
+        level: Bytes = self.ground.base + change.cumsum()[:-1] + passing
+        return level
+
+    def _earliest(self, k: int, choices: Sequence[int]) -> int:
+        """Where an item that is given up has to be back: at its next use, or where a recomputation asks for it."""
+        asked = [d.step for d in self.demands.get(k, ()) if self._is_asked(d, choices)]
+        return min([self.items[k].gap.until, *asked])
+
+    def _is_asked(self, demand: Demand, choices: Sequence[int]) -> bool:
+        chain = {demand.asker, demand.for_item}
+        return all(choices[j] in self.recompute[j] for j in chain)
+
+    def passing_nbytes(self, item: Item, option: Option) -> int:
+        """What a replay holds beyond what its step will hold anyway when its own op runs."""
+        return max(0, option.passing_nbytes - int(self.fresh[item.gap.until]))
+
+
+def _fresh_nbytes(ground: Ground) -> Bytes:
+    """Bytes that begin at each step: its op's results and workspace."""
+    fresh = np.array([cost.workspace_nbytes for cost in ground.lean.costs.ops], dtype=np.int64)
+    for storage, life in zip(ground.graph.storages, ground.graph.lifetimes, strict=True):
+        if life is not None:
+            fresh[life.begin] += storage.nbytes
+    return fresh
+
+
+def margins(believed: Bytes, found: Bytes, budget_nbytes: int) -> Mapping[int, int]:
+    """Of each step over the budget: what it needs beyond what was believed."""
+    over = np.flatnonzero(found > budget_nbytes)
+    return {int(step): int(found[step] - believed[step]) for step in over}

@@ -1,0 +1,1 @@
+"""What a plan comes to (`simulate.py`), and whether it may (`validate.py`). The two share no code."""

@@ -1,0 +1,57 @@
+"""The words for a budget that cannot be met.
+
+Enters: the smallest plan a strategy could make, still over its budget. Leaves: an `Infeasible` that says what was
+asked, what needs the most and when, what fills it, and the way out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vdnn.errors import Infeasible
+from vdnn.plan.judge.residency import Holdings, holdings
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.timeline import ROLES
+from vdnn.units import format_nbytes
+
+MOST_NAMED = 6  # lines a person reads before looking at the sum
+
+
+def infeasible(plan: Plan, way_out: str) -> Infeasible:
+    """Why `plan` exceeds its budget. `way_out` completes "Raise budget to at least N, or"."""
+    budget_nbytes, timeline = plan.problem.budget_nbytes, plan.timeline
+    assert budget_nbytes is not None, "without a budget every plan is feasible"
+    peak = format_nbytes(plan.peak_nbytes)
+    step = int(timeline.steps[timeline.peak_at])
+    name = plan.problem.graph.ops[step].name
+    lines = [
+        f"no {plan.strategy!r} plan fits {format_nbytes(budget_nbytes)}: step {step} {name!r} needs {peak}.",
+        *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
+        f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), or {way_out}.",
+    ]
+    return Infeasible("\n".join(lines), minimum_nbytes=plan.peak_nbytes)
+
+
+def bounds_of_tiers(problem: Problem) -> str:
+    """What the slower tiers may hold, where not everything fits there: it may be what stands in the way."""
+    everything_nbytes = sum(storage.nbytes for storage in problem.graph.storages)
+    rooms = {tier.name: tier.nbytes for tier in problem.hardware.tiers[1:] if tier.nbytes is not None}
+    short = {name: nbytes for name, nbytes in rooms.items() if nbytes < everything_nbytes}
+    words = " and ".join(f"{name}_budget {format_nbytes(nbytes)}" for name, nbytes in short.items())
+    return f", with {words}" if words else ""
+
+
+def _filling(plan: Plan) -> list[tuple[int, str]]:
+    """What is on the device at the peak, largest first, the small ones as one line."""
+    held, at = holdings(plan, plan.program), plan.timeline.peak_at
+    there = np.flatnonzero((held.tiers == 0) & (held.first <= at) & (at <= held.last) & (held.nbytes > 0))
+    largest_first = there[np.argsort(-held.nbytes[there], kind="stable")]
+    named = [(int(held.nbytes[row]), _name(plan, held, row)) for row in largest_first]
+    rest = named[MOST_NAMED:]
+    return named[:MOST_NAMED] + ([(sum(nbytes for nbytes, _ in rest), f"{len(rest)} smaller ones")] if rest else [])
+
+
+def _name(plan: Plan, held: Holdings, row: int) -> str:
+    role = ROLES[held.roles[row]]
+    return f"{plan.problem.graph.storages[held.storages[row]].name} ({role})" if held.storages[row] >= 0 else role

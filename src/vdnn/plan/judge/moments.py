@@ -1,0 +1,53 @@
+"""What a walk through a plan leaves behind, and the peak read from it. Part of `validate.py`, apart from the simulator.
+
+Enters: moments in order, each with what must be on the device during it. Leaves: the most bytes of any moment. The one
+idea: liveness analysis backwards. From the end, a storage is alive from the last moment that touches it up to the one
+at which it begins; the simulator comes to the same number forwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vdnn.plan.model.actions import Encode, EncodeOffload
+from vdnn.plan.model.plan import Plan
+
+Key = tuple[str, int]
+"""("plain", storage) or ("encoded", decision): what can hold bytes on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One thing that happens: what must be on the device, what of that begins here, and bytes that exist only now."""
+
+    step: int
+    touches: tuple[Key, ...]
+    begins: tuple[Key, ...] = ()
+    passing_nbytes: int = 0
+
+
+def peak(plan: Plan, moments: list[Moment]) -> tuple[int, int]:
+    """The most bytes of any moment, and its step."""
+    graph = plan.problem.graph
+    alive: set[Key] = {("plain", graph.values[value].storage) for value in (*graph.inputs, *graph.held)}
+    total = sum(key_nbytes(plan, key) for key in alive)
+    most = (0, 0)
+    for moment in reversed(moments):
+        arriving = {*moment.touches, *moment.begins} - alive
+        alive |= arriving
+        total += sum(key_nbytes(plan, key) for key in arriving)
+        if total + moment.passing_nbytes >= most[0]:  # of equals, the earliest
+            most = (total + moment.passing_nbytes, moment.step)
+        for key in moment.begins:
+            alive.remove(key)
+            total -= key_nbytes(plan, key)
+    return most
+
+
+def key_nbytes(plan: Plan, key: Key) -> int:
+    kind, position = key
+    if kind == "plain":
+        return plan.problem.graph.storages[position].nbytes
+    action = plan.decisions[position].action
+    assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoded form"
+    return action.nbytes

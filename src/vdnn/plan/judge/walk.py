@@ -1,0 +1,331 @@
+"""A walk through one training step under a plan, asking at every op: is what you read whole on the device now?
+
+Enters: a plan whose positions exist and whose gaps do not overlap. Leaves: complaints, the device's peak and the peak
+of each slower tier. Part of `validate.py`, and like it written the plain way and apart from the simulator: the peak is
+found by liveness analysis backwards over the moments of the walk, where the simulator goes forward over intervals. Two
+roads to one number is the point.
+
+What a storage holds is named by the step of the op that last wrote it. A replay must read what the first run read: a
+source that is there but was overwritten since is as bad as one that is away. And replays reach only what forward alone
+wrote: a storage that backward overwrites is not made again, and nothing is made again from it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from vdnn.ir import NO_USE, PERSISTENT_ROLES, Need, Op, Read, Trait
+from vdnn.plan.judge.moments import Key, Moment, key_nbytes, peak
+from vdnn.plan.model.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
+from vdnn.plan.model.plan import Plan
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a walk has seen. `tier_peaks` maps a tier to (bytes, step)."""
+
+    complaints: list[str] = field(default_factory=list)
+    moments: list[Moment] = field(default_factory=list)
+    tier_peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    peak_nbytes: int = 0
+    peak_at: int = 0
+
+
+def walk(plan: Plan) -> Seen:
+    walker = _Walker(plan)
+    for step in range(len(plan.problem.graph)):
+        walker.take(step)
+    walker.seen.peak_nbytes, walker.seen.peak_at = peak(plan, walker.seen.moments)
+    return walker.seen
+
+
+class _Walker:
+    """The state of the device: `whole` storages, what each `holds`, and why the others are `away`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.graph = plan, plan.problem.graph
+        self.seen = Seen()
+        self.whole = {self.graph.values[value].storage for value in self.graph.inputs}
+        self.holds = dict.fromkeys(range(len(self.graph.storages)), -1)
+        self.away: dict[int, str] = {}
+        self.gone: set[int] = set()  # decisions whose storage left before their step ran
+        self.codes: dict[int, Key] = {}  # storage -> its code, where readers take that as it is
+        self.first_reads: dict[int, dict[int, int]] = {}  # op -> storage -> what it held when the op first ran
+        self.stored = {tier.name: 0 for tier in plan.problem.hardware.tiers}
+        self.given = {self.graph.values[value].storage for value in (*self.graph.inputs, *self.graph.tangents)}
+        self._index()
+
+    def _index(self) -> None:
+        """Who writes each storage, when each comes back, and which decisions are due at each step."""
+        self.written_at: defaultdict[int, list[int]] = defaultdict(list)
+        for step, op in enumerate(self.graph.ops):
+            for storage in {self.graph.values[value].storage for value in op.writes}:
+                self.written_at[storage].append(step)
+        self.overwritten: dict[int, int] = {}  # storage -> the backward step that first writes over what forward made
+        for step in range(self.graph.num_forward, len(self.graph)):
+            for value in () if self.graph.ops[step].has(Trait.VIEW) else self.graph.ops[step].writes:
+                storage = self.graph.values[value].storage
+                if self.written_at[storage][0] < self.graph.num_forward:
+                    self.overwritten.setdefault(storage, step)
+        self.backs: defaultdict[int, list[int]] = defaultdict(list)
+        for decision in self.plan.decisions:
+            if not isinstance(decision.action, Keep | Drop):
+                self.backs[decision.storage].append(decision.action.back)
+        self.due: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
+        for position, decision in enumerate(self.plan.decisions):
+            for word in ("leave", "sent", "fetch", "back"):
+                if hasattr(decision.action, word):
+                    self.due[word, getattr(decision.action, word)].append(position)
+            if isinstance(decision.action, Offload | EncodeOffload):
+                self.due["send", self._send_step(position)].append(position)
+
+    def take(self, step: int) -> None:
+        """One step: fetch, bring back, run, send, give up."""
+        if step == min(self.graph.num_forward, len(self.graph) - 1):
+            self._receive_tangents(step)
+        for position in self.due["fetch", step]:
+            key = self._traveller(position)
+            self._moment(step, (key,), begins=(key,))
+        self._bring_back(step)
+        self._run(step)
+        for position in self.due["send", step]:
+            self._store(step, position)
+        self._give_up(step)
+
+    def _receive_tangents(self, step: int) -> None:
+        fresh = {self.graph.values[value].storage for value in self.graph.tangents} - self.whole
+        self.whole |= fresh
+        self._moment(step, _plain(fresh), begins=_plain(fresh))
+
+    def _bring_back(self, step: int) -> None:
+        coming = {self.plan.decisions[p].storage: p for p in self.due["back", step]}
+        wanted = {s for s, p in coming.items() if isinstance(self.plan.decisions[p].action, Recompute)}
+        ops = sorted({op for storage in wanted for op in self._writers(storage, self._leave(coming[storage]))})
+        for op in ops:
+            for source in self._sources(op):
+                if source in coming and source not in wanted:
+                    self._restore(step, coming.pop(source))
+            self._replay(step, op, wanted)
+            for position in self._done_with(step, op, ops, wanted):
+                self._leave_now(step, position)
+        for storage, position in coming.items():
+            if storage not in wanted:
+                self._restore(step, position)
+
+    def _done_with(self, step: int, op: int, ops: list[int], wanted: set[int]) -> list[int]:
+        """What was replayed for other replays only, the last of which has run: it goes before the step's own op."""
+        used = {self.graph.values[r.value].storage for r in self.graph.ops[step].reads if r.need not in NO_USE}
+        done: list[int] = []
+        for position in self.due["leave", step]:
+            storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
+            touching = [o for o in ops if storage in self._touched_by_replay(o)]
+            if isinstance(action, Recompute | Drop) and storage in wanted and storage not in used and touching:
+                done += [position] if touching[-1] == op else []
+        return done
+
+    def _touched_by_replay(self, op_step: int) -> set[int]:
+        op = self.graph.ops[op_step]
+        written = {self.graph.values[value].storage for value in op.writes}
+        return ({*self._sources(op_step)} | written) - self._statistics(op)
+
+    def _leave_now(self, step: int, position: int) -> None:
+        storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
+        self._moment(step, (("plain", storage),))
+        self.whole.remove(storage)
+        self.away[storage] = f"which is away ({action.kind}): it leaves before step {step} runs"
+        self.gone.add(position)
+
+    def _restore(self, step: int, position: int) -> None:
+        """A copy has arrived, or a decoder runs; or both."""
+        decision = self.plan.decisions[position]
+        plain, encoded = ("plain", decision.storage), ("encoded", position)
+        if isinstance(decision.action, Offload | EncodeOffload):
+            self._moment(step, (self._traveller(position),))
+            self.stored[decision.action.tier] -= key_nbytes(self.plan, self._traveller(position))
+        if isinstance(decision.action, Encode | EncodeOffload):
+            if decision.action.direct:
+                self.codes[decision.storage] = encoded
+                return
+            self._moment(step, (plain, encoded), begins=(plain,))
+        self.whole.add(decision.storage)
+        self.away.pop(decision.storage, None)
+
+    def _replay(self, step: int, op_step: int, wanted: set[int]) -> None:
+        op = self.graph.ops[op_step]
+        for trait in (Trait.COLLECTIVE, Trait.MUST_KEEP):
+            if op.has(trait):
+                self._complain(f"step {step} replays {op.name!r} ({op.target}), which may not run twice: {trait}")
+        left_out = self._statistics(op)
+        for read in op.reads:
+            if self.graph.values[read.value].storage not in left_out:
+                self._check_source(step, op_step, self.graph.values[read.value].storage, read.need)
+        written = {self.graph.values[value].storage for value in op.writes} - left_out
+        read_of = {self.graph.values[read.value].storage for read in op.reads if read.need not in NO_USE}
+        self._check_not_overwritten(step, op, (read_of | (written & wanted)) - left_out)
+        touched = {storage for storage in self._sources(op_step) if storage in self.whole} - left_out
+        begins: list[int] = []
+        passing_nbytes = self._workspace_nbytes(op_step)
+        for storage in written:
+            if storage in wanted:
+                if storage not in self.whole:
+                    begins.append(storage)
+                self.whole.add(storage)
+                self.away.pop(storage, None)
+                self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else op_step
+            elif self._is_born(storage, op_step):
+                passing_nbytes += self.graph.storages[storage].nbytes
+            elif not op.has(Trait.VIEW):
+                self._complain_of_second_write(step, op, storage)
+        self._moment(step, _plain([*touched, *begins]), _plain(begins), passing_nbytes)
+
+    def _run(self, step: int) -> None:
+        op = self.graph.ops[step]
+        codes = [self._code_for(step, read) for read in op.reads]
+        self.first_reads[step] = {storage: self.holds[storage] for storage in self._sources(step)}
+        touched = {storage for storage in self._sources(step) if storage in self.whole}
+        begins: set[int] = set()
+        for storage in {self.graph.values[value].storage for value in op.writes}:
+            if storage in self.away:
+                self._complain(f"step {step} {op.name!r} writes into {self._name(storage)}, {self._why(storage)}")
+                continue
+            if storage not in self.whole:
+                begins.add(storage)
+            self.whole.add(storage)
+            touched.add(storage)
+            self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else step
+        if step == min(self.graph.num_forward, len(self.graph) - 1):
+            touched |= {self.graph.values[value].storage for value in self.graph.tangents} & self.whole
+        touches = (*_plain(touched), *(code for code in codes if code is not None))
+        self._moment(step, touches, _plain(begins), self._workspace_nbytes(step))
+
+    def _code_for(self, step: int, read: Read) -> Key | None:
+        """The code that an op reads in place of the storage, if the plan says so; complaints if it can read neither."""
+        storage = self.graph.values[read.value].storage
+        if read.need in NO_USE or storage in self.whole:
+            return None
+        if storage in self.codes and read.reads_code:
+            return self.codes[storage]
+        how = "as a code, which it cannot" if storage in self.codes else self._why(storage)
+        self._complain(f"step {step} {self.graph.ops[step].name!r} reads {self._name(storage)} ({read.need}), {how}")
+        return None
+
+    def _give_up(self, step: int) -> None:
+        leaving = [position for position in self.due["leave", step] if position not in self.gone]
+        encoding = [p for p in leaving if isinstance(self.plan.decisions[p].action, Encode | EncodeOffload)]
+        for position in (*(p for p in leaving if p not in encoding), *encoding):
+            storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
+            if storage not in self.whole:
+                self._complain(
+                    f"{action.kind} of {self._name(storage)} after step {step}: it is not on the device then"
+                )
+                continue
+            keys: tuple[Key, ...] = (("plain", storage),)
+            begins: tuple[Key, ...] = (("encoded", position),) if position in encoding else ()
+            self._moment(step, keys + begins, begins)
+            self.whole.remove(storage)
+            until = "and does not come back" if isinstance(action, Drop) else f"back before step {_back(action)}"
+            self.codes.pop(storage, None)
+            self.away[storage] = f"which is away ({action.kind}): it leaves after step {step}, {until}"
+        for position in self.due["sent", step]:
+            self._moment(step, (("encoded", position),))
+
+    def _statistics(self, op: Op) -> set[int]:
+        """What an op updates beside its results, which a replay neither reads nor updates."""
+        written = {self.graph.values[value].storage for value in op.writes} if op.has(Trait.UPDATES) else set()
+        return {storage for storage in written if self.graph.storages[storage].role in PERSISTENT_ROLES}
+
+    def _check_source(self, step: int, op_step: int, storage: int, need: Need) -> None:
+        op = self.graph.ops[op_step]
+        if need in NO_USE:
+            return
+        if storage not in self.whole:
+            self._complain(f"step {step} replays {op.name!r}, which reads {self._name(storage)}, {self._why(storage)}")
+        elif self.holds[storage] != self.first_reads[op_step][storage]:
+            writer = self.graph.ops[self.holds[storage]].name
+            self._complain(
+                f"step {step} replays {op.name!r}, which reads {self._name(storage)}, but {writer!r} overwrote it since"
+            )
+
+    def _check_not_overwritten(self, step: int, op: Op, storages: set[int]) -> None:
+        for storage in sorted(storages & self.overwritten.keys()):
+            writer = self.graph.ops[self.overwritten[storage]].name
+            self._complain(
+                f"step {step} replays {op.name!r}, which takes {self._name(storage)}: {writer!r} writes over it in"
+                " backward, and replays reach only what forward alone wrote"
+            )
+
+    def _complain_of_second_write(self, step: int, op: Op, storage: int) -> None:
+        role = self.graph.storages[storage].role
+        lasting = ", which outlives the step" if role in PERSISTENT_ROLES else ""
+        self._complain(
+            f"step {step} replays {op.name!r}, which would change {self._name(storage)} ({role}) a second time{lasting}"
+        )
+
+    def _store(self, step: int, position: int) -> None:
+        action = self.plan.decisions[position].action
+        assert isinstance(action, Offload | EncodeOffload), f"{action.kind} does not travel"
+        self.stored[action.tier] += key_nbytes(self.plan, self._traveller(position))
+        known = self.seen.tier_peaks.get(action.tier, (0, step))
+        self.seen.tier_peaks[action.tier] = max(known, (self.stored[action.tier], step), key=lambda peak: peak[0])
+
+    def _send_step(self, position: int) -> int:
+        """Where the copy out starts: right after the encoder, or once nothing writes the storage any more before it
+        leaves.
+        """
+        decision = self.plan.decisions[position]
+        leave = self._leave(position)
+        if isinstance(decision.action, EncodeOffload):
+            return leave
+        written = [t for t in self._writers(decision.storage, leave) if not self.graph.ops[t].has(Trait.VIEW)]
+        returned = [back for back in self.backs[decision.storage] if back <= leave]
+        return max([0, *written, *returned])
+
+    def _traveller(self, position: int) -> Key:
+        """What a copy of this decision carries."""
+        decision = self.plan.decisions[position]
+        return ("encoded", position) if isinstance(decision.action, EncodeOffload) else ("plain", decision.storage)
+
+    def _writers(self, storage: int, last: int) -> list[int]:
+        return [step for step in self.written_at[storage] if step <= last]
+
+    def _sources(self, op_step: int) -> list[int]:
+        return [self.graph.values[read.value].storage for read in self.graph.ops[op_step].reads]
+
+    def _is_born(self, storage: int, op_step: int) -> bool:
+        return storage not in self.given and self.written_at[storage][0] == op_step
+
+    def _leave(self, position: int) -> int:
+        action = self.plan.decisions[position].action
+        assert not isinstance(action, Keep), "what is kept does not leave"
+        return action.leave
+
+    def _moment(
+        self, step: int, touches: tuple[Key, ...], begins: tuple[Key, ...] = (), passing_nbytes: int = 0
+    ) -> None:
+        self.seen.moments.append(Moment(step, touches, begins, passing_nbytes))
+
+    def _complain(self, sentence: str) -> None:
+        self.seen.complaints.append(sentence)
+
+    def _workspace_nbytes(self, op_step: int) -> int:
+        problem = self.plan.problem
+        if op_step in self.plan.variants:
+            return problem.variants[op_step][self.plan.variants[op_step]].workspace_nbytes
+        return problem.costs[op_step].workspace_nbytes
+
+    def _name(self, storage: int) -> str:
+        return repr(self.graph.storages[storage].name)
+
+    def _why(self, storage: int) -> str:
+        return self.away.get(storage, "which is not there yet")
+
+
+def _plain(storages: Iterable[int]) -> tuple[Key, ...]:
+    return tuple(("plain", storage) for storage in storages)
+
+
+def _back(action: Action) -> int:
+    assert not isinstance(action, Keep | Drop), f"{action.kind} has no way back"
+    return action.back

@@ -1,0 +1,63 @@
+"""What is asked: a graph with its costs, a machine, and the bytes that the peak must stay within."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from vdnn.codecs import LOSSY_FORMATS
+from vdnn.cost.table import CostTable, OpCost
+from vdnn.hardware.device import Hardware
+from vdnn.ir import Graph
+
+DENSITY = 0.65
+"""The share of non-zero elements that a sparse map is planned for unless a problem says otherwise. Over the outputs of
+the ReLUs of AlexNet, VGG-16, NiN, OverFeat and GoogLeNet, freshly initialised, it lay between 0.32 and 0.61; training
+lowers it."""
+
+
+EXACT_FORMS = frozenset({"", "convolution backwards split"})
+"""Forms of a step whose gradients have the bits of the traced one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """`budget_nbytes` bounds the device tier at every step, everything included. None: no bound was asked for.
+
+    `variants` maps a step to other ways of computing it, fastest first: the algorithms of a convolution, each with its
+    own time and workspace. A plan picks one; where it picks none, `costs` holds.
+
+    `lossy` names the reduced format that codecs may round values to; None: every bit counts. `density` is the share of
+    non-zero elements for which the code of a sparse map gets room. `form` names the form of the step that the graph
+    shows (`compile/forms/`); empty: as it was traced.
+    """
+
+    graph: Graph
+    costs: CostTable
+    hardware: Hardware
+    budget_nbytes: int | None = None
+    variants: Mapping[int, tuple[OpCost, ...]] = field(default_factory=dict, hash=False)
+    lossy: str | None = None
+    density: float = DENSITY
+    form: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the form of the step keeps every bit."""
+        return self.form in EXACT_FORMS
+
+    def __post_init__(self) -> None:
+        if len(self.costs) != len(self.graph):
+            raise ValueError(f"{len(self.graph)} ops but {len(self.costs)} costs: the cost table is of another graph")
+        if self.budget_nbytes is not None and self.budget_nbytes < 0:
+            raise ValueError(f"a budget cannot be negative: {self.budget_nbytes}")
+        if self.lossy is not None and self.lossy not in LOSSY_FORMATS:
+            raise ValueError(f"lossy is one of {', '.join(LOSSY_FORMATS)} or None, not {self.lossy!r}")
+        if not 0 < self.density <= 1:
+            raise ValueError(f"a density lies above 0 and not above 1, not at {self.density}")
+        for step, offered in self.variants.items():
+            if not 0 <= step < len(self.graph):
+                raise ValueError(f"variants of step {step}, but the graph has steps 0 to {len(self.graph) - 1}")
+            seconds = [cost.seconds for cost in offered]
+            if not offered or seconds != sorted(seconds):
+                raise ValueError(f"the variants of step {step} must be some, fastest first, not {seconds}")

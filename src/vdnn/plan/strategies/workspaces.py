@@ -1,0 +1,82 @@
+"""Workspaces that take what is free: each step is computed in the fastest way that its free bytes allow.
+
+Enters: a problem and the name of a strategy, or a finished plan. Leaves: a plan with a variant chosen for every step
+that offers some. SuperNeurons (PPoPP 2018, section 3.5) puts tensors first and gives workspaces what is left. So do we:
+strategies plan with the smallest workspace of every step, and what their plan leaves free then buys speed. The one
+idea: a workspace exists at its own instruction only, so the choices do not touch each other.
+
+Strategies of the vDNN paper name the algorithms themselves; theirs stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from vdnn.cost.table import OpCost
+from vdnn.plan.judge.schedule import Kind, schedule
+from vdnn.plan.model.bounds import smallest_costs
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.strategies import solve
+
+_CHOOSES_ITSELF = ("vdnn-", "auto", "greedy")
+"""How the names of strategies begin that say themselves which algorithm a convolution takes."""
+
+
+def solve_with_workspaces(problem: Problem, strategy: str) -> Plan:
+    """The strategy's plan at the smallest workspaces, then with the fastest variants that fit beside it."""
+    if not problem.variants or strategy.startswith(_CHOOSES_ITSELF):
+        return solve(problem, strategy)
+    lean = solve(replace(problem, costs=smallest_costs(problem)), strategy)
+    chosen = smallest_variants(problem) | dict(lean.variants)
+    asked = replace(lean.problem, costs=problem.costs)  # a strategy may have changed more of the problem
+    return fitting_variants(replace(lean, problem=asked, variants=chosen))
+
+
+def fitting_variants(plan: Plan) -> Plan:
+    """The plan with the fastest variant at every step that keeps it within its budget; where there is none, within the
+    peak that the plan has."""
+    bound_nbytes = plan.problem.budget_nbytes
+    free = free_nbytes(plan, plan.peak_nbytes if bound_nbytes is None else bound_nbytes)
+    chosen = {
+        step: next(
+            (k for k, cost in enumerate(offered) if cost.workspace_nbytes <= free[step]), plan.variants.get(step)
+        )
+        for step, offered in plan.problem.variants.items()
+    }
+    return replace(plan, variants={step: k for step, k in chosen.items() if k is not None})
+
+
+def free_nbytes(plan: Plan, bound_nbytes: int) -> dict[int, int]:
+    """Of each step: the bytes that a workspace may take, whenever the step's op runs, be it again in backward."""
+    total = plan.timeline.total()
+    free: dict[int, int] = {}
+    for position, instruction in enumerate(schedule(plan)):
+        if instruction.kind in (Kind.RUN, Kind.REPLAY):
+            there = bound_nbytes - int(total[position]) + plan.costs[instruction.op].workspace_nbytes
+            free[instruction.op] = min(there, free.get(instruction.op, there))
+    return free
+
+
+def exact_only(problem: Problem) -> Problem:
+    """The same problem without variants that change bits."""
+    exact = {step: tuple(cost for cost in offered if cost.exact) for step, offered in problem.variants.items()}
+    return replace(problem, variants={step: offered for step, offered in exact.items() if offered})
+
+
+def inexact_steps(plan: Plan) -> dict[int, OpCost]:
+    """The steps that a plan has computed in a way that changes bits."""
+    return {step: plan.costs[step] for step in plan.variants if not plan.costs[step].exact}
+
+
+def smallest_variants(problem: Problem) -> dict[int, int]:
+    """For every step the alternative with the least workspace; none where the cost table's own has less."""
+    least = {
+        step: min(range(len(offered)), key=lambda k: offered[k].workspace_nbytes)
+        for step, offered in problem.variants.items()
+    }
+    return {
+        step: k
+        for step, k in least.items()
+        if problem.variants[step][k].workspace_nbytes <= problem.costs[step].workspace_nbytes
+    }

@@ -1,0 +1,44 @@
+"""Write a backward op in the form that reads one of its arguments encoded.
+
+Enters: a traced node, which of its arguments is a code, and what the code means. Leaves: the function to call and its
+arguments. The counterpart of `capture/ops/information.py`, which says for which nodes this may be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+from vdnn.capture.nodes import arguments_of, tensor_of
+from vdnn.capture.ops.information import op_name
+from vdnn.ir import Detail
+from vdnn.runtime.encoded_ops import masked_gradient, window_gradient
+
+ONE_SIXTH = 1.0 / 6.0  # the slope of a hard sigmoid
+
+Call = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
+
+
+def from_code(node: fx.Node, source: fx.Node, code: fx.Node, detail: Detail, read: Callable[[Any], Any]) -> Call:
+    """The call that replaces `node` when `source` is there as `code`. `read` finds the live copy of an argument."""
+    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
+    arguments = arguments_of(node)
+    name = op_name(node)
+    if name == "max_pool2d_with_indices_backward":
+        layout = tensor_of(node)
+        assert layout is not None, f"{node} returns a tensor"
+        return window_gradient, (read(arguments["grad_output"]), code, detail, tuple(layout.shape), layout.stride())
+    if name in ("mul", "mul_"):
+        other = arguments["other"] if arguments["self"] is source else arguments["self"]
+        out = arguments["self"] if name == "mul_" else arguments.get("out")
+        return masked_gradient, (read(other), code, read(out), detail[3], detail[4], False)
+    on, off, zero_off = {
+        "threshold_backward": (1.0, 0.0, True),
+        "hardtanh_backward": (1.0, 0.0, True),
+        "hardsigmoid_backward": (ONE_SIXTH, 0.0, True),
+        "leaky_relu_backward": (1.0, arguments.get("negative_slope", 0.0), False),
+    }[name]
+    return masked_gradient, (read(arguments["grad_output"]), code, read(arguments.get("grad_input")), on, off, zero_off)

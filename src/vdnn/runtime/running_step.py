@@ -1,0 +1,126 @@
+"""The step that is running in this thread, and the calls that generated code makes to it.
+
+Generated forward and backward functions take nothing but tensors. What they tell the runtime (`mark`: an instruction
+begins) and ask of it (`open_handle`, and the calls that move or encode a storage) goes to the innermost step that this
+thread has entered.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from vdnn.runtime import handles
+from vdnn.runtime.encodings import Codes, Overflow
+from vdnn.runtime.gradient_error import Remembered
+from vdnn.runtime.journeys import Journeys
+from vdnn.runtime.random_states import random_state, set_random_state
+
+
+class Step(Protocol):
+    """What generated code may use."""
+
+    journeys: Journeys
+    codes: Codes
+    overflow: Overflow
+    remembered: Remembered | None
+    is_shown: bool
+    """Whether a saved-tensor hook of the user's saw what forward saved."""
+
+    def mark(self, position: int) -> None: ...
+
+    def made(self, results: Sequence[torch.Tensor | None]) -> None: ...
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+
+
+_running = _Running()
+
+
+@contextmanager
+def running(step: Step) -> Iterator[None]:
+    _running.steps.append(step)
+    try:
+        yield
+    finally:
+        _running.steps.pop()
+
+
+def mark(position: int) -> None:
+    _running.steps[-1].mark(position)
+
+
+def made(results: Sequence[torch.Tensor | None]) -> None:
+    """What an op of ours returns that no tracker saw at work."""
+    _running.steps[-1].made(results)
+
+
+def open_handle() -> torch.Tensor:
+    return handles.issue(_running.steps[-1])
+
+
+def send(decision: int, tensor: torch.Tensor) -> None:
+    _running.steps[-1].journeys.send(decision, tensor)
+
+
+def leave(decision: int, *held: torch.Tensor) -> None:
+    """`held` is a value of the storage: named here, it lives until here, as the plan counts it."""
+    _running.steps[-1].journeys.leave(decision)
+
+
+def fetch(decision: int) -> torch.Tensor:
+    return _running.steps[-1].journeys.fetch(decision)
+
+
+def arrive(decision: int) -> None:
+    _running.steps[-1].journeys.arrive(decision)
+
+
+def encode(decision: int, tensor: torch.Tensor) -> torch.Tensor:
+    """The code of the storage that `tensor` lies in."""
+    step = _running.steps[-1]
+    return step.codes.encode(decision, tensor, step.overflow)
+
+
+def decode(decision: int, code: torch.Tensor) -> torch.Tensor:
+    """The bytes of the storage again."""
+    step = _running.steps[-1]
+    return step.codes.decode(decision, code, step.overflow)
+
+
+def replay_random(
+    state: torch.Tensor, device: torch.device, op: Callable[..., Any], /, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a random op again so that it draws the same numbers, and leave the generator as it was."""
+    now = random_state(device)
+    set_random_state(device, state)
+    try:
+        return op(*args, **kwargs)
+    finally:
+        set_random_state(device, now)
+
+
+def look(
+    shown: torch.Tensor,
+    traced_nbytes: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    offset: int,
+    dtype: torch.dtype,
+    is_conj: bool,
+    is_neg: bool,
+) -> torch.Tensor:
+    """The storage of `shown` as a tensor of the layout that it had in the trace, in which `shown` began at byte
+    `traced_nbytes`. An input may begin elsewhere today."""
+    moved_nbytes = shown.storage_offset() * shown.element_size() - traced_nbytes
+    there = torch.empty(0, dtype=dtype, device=shown.device)
+    there.set_(shown.untyped_storage(), offset + moved_nbytes // dtype.itemsize, shape, stride)
+    there = torch._conj(there) if is_conj else there
+    return torch._neg_view(there) if is_neg else there

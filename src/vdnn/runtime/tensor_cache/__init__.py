@@ -1,1 +1,0 @@
-"""Eager models inside a budget: what autograd saves leaves the device when memory is short (`cache.TensorCache`)."""

@@ -1,0 +1,113 @@
+"""One training step that is watched: bytes by role at every instruction of the plan's program, and when each ran.
+
+Enters: the calls of generated code (`mark`) and the storage tracker's counts. Leaves: a measured `Timeline`, of the
+same type as the simulated one and of the same length, instruction by instruction. A watched step is slower than an
+ordinary one, so step times come from ordinary steps and bytes from watched ones.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from vdnn.ir import Role
+from vdnn.plan.judge.schedule import Instruction, Kind
+from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.timeline import COMPUTE, ROLES, Lane, Timeline
+from vdnn.runtime.encodings import Codes, Overflow
+from vdnn.runtime.gradient_error import Remembered
+from vdnn.runtime.journeys import Journeys
+from vdnn.runtime.overwritten import are_saved_tensors_shown
+from vdnn.runtime.tracker import StorageTracker
+
+
+class WatchedStep:
+    """Follows one forward and its backward. `timeline` is there once the last instruction of the program has run."""
+
+    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, codes: Codes) -> None:
+        self.journeys, self.codes, self.overflow = journeys, codes, Overflow()
+        self.remembered: Remembered | None = None
+        self.is_shown = are_saved_tensors_shown()
+        self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program
+        self._position = -1
+        self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
+        self._begin_s = np.zeros(len(program))
+        self._end_s = np.zeros(len(program))
+        self._origin_s = time.perf_counter()
+        # Weakly: a step in a cycle would keep what it sent away until the garbage collector comes.
+        role_of_result = weakref.WeakMethod(self._role_of_result)
+        self.tracker = StorageTracker(lambda position: _ask(role_of_result, position))
+        weakref.finalize(self, self.tracker.close).atexit = False
+        self.timeline: Timeline | None = None
+
+    def count_inputs(self, tensors: Sequence[Any], constants: Iterable[Any]) -> None:
+        """What exists before the step, by the roles the graph gives it."""
+        roles = (self._role_of_value(value) for value in self._graph.inputs)
+        for tensor, role in zip(tensors, roles, strict=False):
+            self.tracker.count_all([tensor], role)
+        self.tracker.count_all(constants, Role.BUFFER)
+
+    def count_tangents(self, tensors: Iterable[Any]) -> None:
+        self.tracker.count_all(tensors, Role.GRADIENT_MAP)
+        self.tracker.settle()
+
+    def mark(self, position: int) -> None:
+        now = time.perf_counter() - self._origin_s
+        self._close_instruction(now)
+        self._position = position
+        self._begin_s[position] = now
+
+    def made(self, results: Sequence[Any]) -> None:
+        """Results of one op, by position, that were made out of the tracker's sight."""
+        for position, tensor in enumerate(tensor for tensor in results if tensor is not None):
+            self.tracker.count(tensor, self._role_of_result(position))
+
+    def end_half(self) -> None:
+        """Forward or backward is over; after the last instruction the timeline is complete."""
+        self._close_instruction(time.perf_counter() - self._origin_s)
+        if self._position == len(self._program) - 1:
+            self.tracker.close()
+            self.timeline = self._as_timeline()
+        self._position = -1
+
+    def _close_instruction(self, now_s: float) -> None:
+        if self._position >= 0:
+            self._columns[:, self._position] = self.tracker.settle()
+            self._end_s[self._position] = now_s
+        else:
+            self.tracker.settle()
+
+    def _as_timeline(self) -> Timeline:
+        labels = tuple(instruction.label(self._graph) for instruction in self._program)
+        steps = np.array([instruction.step for instruction in self._program], dtype=np.int64)
+        # What ops allocate inside themselves was measured op by op, where the plan has it: no tracker of tensors sees
+        # it
+        workspaces = [self._costs[i.op].workspace_nbytes if i.op >= 0 else 0 for i in self._program]
+        self._columns[ROLES.index(Role.WORKSPACE)] = workspaces
+        # Nor does it see what lies beside the step: an optimizer's state is what the optimizer is known to keep.
+        states = (s.nbytes for s in self._graph.storages if s.role is Role.OPTIMIZER_STATE)
+        self._columns[ROLES.index(Role.OPTIMIZER_STATE)] = sum(states)
+        lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
+        return Timeline("measured", "device", labels, steps, {"device": self._columns}, {COMPUTE: lane})
+
+    def _role_of_result(self, position: int) -> Role:
+        if self._position < 0:
+            return Role.FEATURE_MAP
+        instruction = self._program[self._position]
+        if instruction.kind in (Kind.FETCH, Kind.ENCODE, Kind.DECODE):
+            return self._graph.storages[instruction.storage].role
+        writes = self._graph.ops[instruction.op].writes if instruction.op >= 0 else ()
+        return self._role_of_value(writes[position]) if position < len(writes) else Role.FEATURE_MAP
+
+    def _role_of_value(self, value: int) -> Role:
+        return self._graph.storages[self._graph.values[value].storage].role
+
+
+def _ask(role_of_result: weakref.WeakMethod[Any], position: int) -> Role:
+    method = role_of_result()
+    role: Role = Role.FEATURE_MAP if method is None else method(position)
+    return role
