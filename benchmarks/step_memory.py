@@ -33,7 +33,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.models.spec import Workload
-from vdnn.runtime import buffers, phantom
+from vdnn.runtime import buffers
+from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.tiers.raw_memory import StagingPool
 
 PLAIN_TENSORS = (torch.Tensor, nn.Parameter, nn.Buffer)  # exactly these: a fake tensor has no memory
@@ -69,7 +70,7 @@ def live_nbytes() -> int:
     """All real tensors that Python knows, each storage once."""
     gc.collect()
     tensors = (thing for thing in gc.get_objects() if type(thing) in PLAIN_TENSORS)
-    return storage_nbytes(tensors) - phantom.mapped_nbytes()
+    return storage_nbytes(tensors) - shared_runtime().phantoms.mapped_nbytes
 
 
 def storage_nbytes(tensors: Iterator[torch.Tensor] | tuple[torch.Tensor, ...]) -> int:

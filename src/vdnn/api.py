@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,7 +23,7 @@ from vdnn.capture.export import check_sample
 from vdnn.capture.function_module import as_module
 from vdnn.compile.front_ends import AheadOfTime, JustInTime
 from vdnn.compile.planned_step import name_of, plan_of
-from vdnn.compile.session import Session, _shared_transfers
+from vdnn.compile.session import Session
 from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
@@ -32,13 +31,10 @@ from vdnn.options import Options
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import DENSITY
 from vdnn.report.record import Report
-from vdnn.runtime.open_transfers import open_transfers
-from vdnn.runtime.transfers.interface import Transfers
+from vdnn.runtime.runtime import shared_runtime
 from vdnn.units import parse_nbytes
 
 Model = TypeVar("Model", bound=Callable[..., Any])
-
-_sessions: weakref.WeakKeyDictionary[Any, Session] = weakref.WeakKeyDictionary()
 
 
 def virtualize(
@@ -95,7 +91,7 @@ def virtualize(
     """
     if not callable(model):
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
-    if not isinstance(model, nn.Module) and model in _sessions:
+    if not isinstance(model, nn.Module) and model in shared_runtime().sessions:
         model = model.__wrapped__  # type: ignore[attr-defined]  # virtualized before: start again from the plain function
     options = Options(
         budget=budget,
@@ -125,7 +121,7 @@ def virtualize(
         run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), session)
         run.prepare(*check_sample(sample, {}))
     virtual._compiled_call_impl = functools.partial(_call, run, plain)
-    _sessions[virtual] = session
+    shared_runtime().sessions[virtual] = session
     return cast(Model, virtual)
 
 
@@ -214,7 +210,7 @@ def tensor_cache(
     return TensorCache(
         parse_nbytes(budget),
         tiers,
-        functools.partial(_cache_transfers, hardware, spill_dir, accelerator),
+        functools.partial(shared_runtime().transfers, hardware, spill_dir, accelerator or "cpu"),
         policy=policy,
         encode=encode,
         over_budget=over_budget,
@@ -222,17 +218,9 @@ def tensor_cache(
     )
 
 
-@functools.cache
-def _cache_transfers(hardware: Hardware, spill_dir: str | None, accelerator: torch.device | None) -> Transfers:
-    """On the CPU those of virtualized models, so that both keep to one bound and one account."""
-    if accelerator is None:
-        return _shared_transfers(hardware, spill_dir)
-    return open_transfers(hardware, spill_dir=spill_dir, device=accelerator)
-
-
 def session_of(model: Any) -> Session:
     try:
-        return _sessions[model]
+        return cast(Session, shared_runtime().sessions[model])
     except (KeyError, TypeError):
         raise InvalidInput(
             f"{name_of(model)} is not virtualized: pass the object that vdnn.virtualize returned, not the plain model"

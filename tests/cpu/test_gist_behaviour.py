@@ -31,7 +31,7 @@ import vdnn
 from vdnn.errors import LostHandle
 from vdnn.plan import Decision, Encode, EncodeOffload, Plan, Problem, Recompute
 from vdnn.plan.strategies import STRATEGIES, gist
-from vdnn.runtime import handles
+from vdnn.runtime.runtime import shared_runtime
 
 GIST: dict[str, Any] = {"strategy": "gist"}
 
@@ -116,10 +116,10 @@ def test_dropped_graphs_leave_nothing_behind() -> None:
     _, virtual = pair(network(), **GIST, **options("ahead of time", images()))
     backward(virtual, images())
     with without_garbage_collection():
-        before = handles.num_alive()
+        before = shared_runtime().handles.num_alive
         for _ in range(20):
             virtual(images())
-        assert handles.num_alive() == before
+        assert shared_runtime().handles.num_alive == before
 
 
 def test_an_exception_between_forward_and_backward_leaves_nothing_behind() -> None:
@@ -133,9 +133,9 @@ def test_an_exception_between_forward_and_backward_leaves_nothing_behind() -> No
             pass
 
     with without_garbage_collection():
-        before = handles.num_alive()
+        before = shared_runtime().handles.num_alive
         both(plain, virtual, stumble)
-        assert handles.num_alive() == before
+        assert shared_runtime().handles.num_alive == before
     both(plain, virtual, lambda model: backward(model, images()))
     assert_same_state(plain, virtual)
 

@@ -119,7 +119,7 @@ def test_of_a_mapping_the_pages_that_were_touched_are_resident(step_memory: Modu
 
 
 def test_a_stand_in_without_memory_counts_nothing_and_a_tensor_its_bytes(step_memory: ModuleType) -> None:
-    from vdnn.runtime.phantom import phantom
+    from vdnn.runtime.running_step import phantom
 
     shape = (1024, 1024)
     before = step_memory.live_nbytes()

@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import vdnn
-from vdnn.api import _cache_transfers
 from vdnn.eager.live_bytes import LiveBytes
 from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Role
-from vdnn.runtime.pool.entry import accounts_of
 from vdnn.runtime.pool.states import State
+from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.tracker import StorageTracker
 
 
@@ -67,7 +66,7 @@ def cache_of(budget: int, device: Hardware = DISK, **options: Any) -> TensorCach
 
 def used_nbytes(device: Hardware = DISK) -> int:
     """What slower tiers hold once copies that nobody waits for are over."""
-    transfers: Any = _cache_transfers(device, None, None)
+    transfers: Any = shared_runtime().transfers(device)
     for worker in (*transfers._out.values(), *transfers._in.values()):
         worker.drain()
     return sum(room.used_nbytes for room in transfers.rooms.values())
@@ -356,7 +355,7 @@ def test_several_threads_share_one_cache() -> None:
 
 
 def test_a_graph_that_is_dropped_takes_everything_along(tight: TensorCache) -> None:
-    accounts = accounts_of(_cache_transfers(DISK, None, None))
+    accounts = shared_runtime().transfers(DISK).accounts
     with without_garbage_collection():
         for _ in range(5):
             with tight:

@@ -31,7 +31,7 @@ from nets import (
 )
 from torch import Tensor, nn
 
-from vdnn.runtime import handles
+from vdnn.runtime.runtime import shared_runtime
 
 
 def test_a_virtualized_module_is_of_its_class_and_shares_its_parameters() -> None:
@@ -99,21 +99,21 @@ def test_a_second_backward_without_retain_graph_is_refused_as_in_pytorch(front_e
 def test_200_dropped_graphs_leave_nothing_behind(front_end: str) -> None:
     virtual = virtualize(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), **options(front_end, rows()))
     backward(virtual, rows())
-    before = handles.num_alive()
+    before = shared_runtime().handles.num_alive
     with without_garbage_collection():
         for _ in range(200):
             virtual(rows())
-        assert handles.num_alive() == before
+        assert shared_runtime().handles.num_alive == before
 
 
 def test_a_graph_that_is_dropped_while_it_is_watched_leaves_nothing_behind() -> None:
     virtual = virtualize(ConvNet())
     virtual(images())
-    before = handles.num_alive()
+    before = shared_runtime().handles.num_alive
     with without_garbage_collection():
         for _ in range(5):
             virtual(images())
-        assert handles.num_alive() == before
+        assert shared_runtime().handles.num_alive == before
 
 
 @EITHER_FRONT_END

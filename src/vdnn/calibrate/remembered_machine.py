@@ -21,6 +21,7 @@ from vdnn.errors import InvalidInput
 from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.machine import cpu_model, num_cores
+from vdnn.runtime.runtime import shared_runtime
 
 log = logging.getLogger(__name__)
 
@@ -28,8 +29,6 @@ _FILE = "machine-v2.json"  # a change in what is measured, or how, takes the nex
 
 Remembered = dict[str, Any]
 """From a machine to its measurements, both as JSON."""
-
-_looked_at: set[str] = set()
 
 
 def this_machine(instruments: Instruments) -> Hardware:
@@ -44,9 +43,10 @@ def this_machine(instruments: Instruments) -> Hardware:
 
 def _is_better_measured_now(known: Measurements) -> bool:
     """What was measured in a busy moment, once per process, if this one is quiet."""
-    if known.others_share <= QUIET_SHARE or _identity() in _looked_at:
+    looked_at = shared_runtime().machines_looked_at
+    if known.others_share <= QUIET_SHARE or _identity() in looked_at:
         return False
-    _looked_at.add(_identity())
+    looked_at.add(_identity())
     return share_now() <= QUIET_SHARE
 
 

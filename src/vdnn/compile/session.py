@@ -5,18 +5,16 @@ Enters: executors as they are compiled. Leaves: a `Report`, predicted beside mea
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from statistics import median
 
 from vdnn.errors import InvalidInput
-from vdnn.hardware.device import Hardware
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
 from vdnn.plan.strategies.workspaces import inexact_steps
 from vdnn.report.record import Piece, Report, TimelineSummary, summarize
 from vdnn.runtime.executor import Executor
-from vdnn.runtime.open_transfers import open_transfers
+from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.transfers.interface import Transfers
 
 
@@ -33,7 +31,7 @@ class Session:
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
-        return _shared_transfers(self.options.hardware, self.options.spill_dir)
+        return shared_runtime().transfers(self.options.hardware, self.options.spill_dir)
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
@@ -56,11 +54,6 @@ class Session:
             )
         plan = self.executors[-1].plan
         return Report(self.name, plan.strategy, plan.problem.budget_nbytes, tuple(_piece(e) for e in self.executors))
-
-
-@functools.cache
-def _shared_transfers(hardware: Hardware, spill_dir: str | None) -> Transfers:
-    return open_transfers(hardware, spill_dir=spill_dir)
 
 
 def _piece(executor: Executor) -> Piece:

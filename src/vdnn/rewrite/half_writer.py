@@ -28,7 +28,6 @@ from vdnn.plan.model.plan import Plan
 from vdnn.rewrite.encoded_reads import from_code
 from vdnn.rewrite.variant_calls import variant_call
 from vdnn.runtime import running_step as runtime
-from vdnn.runtime.phantom import phantom
 from vdnn.runtime.random_states import random_state
 
 
@@ -215,7 +214,7 @@ class HalfWriter:
         for source in away:
             need = needs.get(self._lowered.value_of_node[source], Need.NOTHING)
             assert need in NO_USE, f"{node} needs {need} of {source}, whose storage is away"
-        return {source: self.graph.call_function(phantom, _layout(source)) for source in away}
+        return {source: self.graph.call_function(runtime.phantom, _layout(source)) for source in away}
 
     def _call(self, position: int, function: object, *arguments: object) -> fx.Node:
         node = self.graph.call_function(function, arguments)  # type: ignore[arg-type]
@@ -248,7 +247,7 @@ def _leave_out_updates(copy: fx.Node) -> None:
     copy.args, copy.kwargs = tuple(given for name, given in arguments.items() if name not in left_out), {}
     copy.target = target
     for node in given_before:
-        if node.target is phantom and not node.users:
+        if node.target is runtime.phantom and not node.users:
             copy.graph.erase_node(node)
 
 

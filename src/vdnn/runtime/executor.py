@@ -21,12 +21,12 @@ from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.model.findings import GradientError
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import Timeline
-from vdnn.runtime import handles
 from vdnn.runtime.encodings import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.overwritten import are_saved_tensors_shown, make_own
 from vdnn.runtime.running_step import Step, running
+from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.runtime.watched_step import WatchedStep
 
@@ -194,7 +194,7 @@ class Executor:
 
     def _step_behind(self, handle: torch.Tensor) -> Step:
         """The step that a backward belongs to. Without it, only a plan that sends nothing away can go on."""
-        step: Step | None = handles.redeem(handle)
+        step: Step | None = shared_runtime().handles.redeem(handle)
         if step is None and self._trips:
             raise LostHandle(
                 f"the backward of {self._graph.name} cannot find the {len(self._trips)} storages its forward sent to"

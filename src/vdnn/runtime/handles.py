@@ -18,25 +18,29 @@ from typing import Any
 
 import torch
 
-_objects: dict[int, Any] = {}
-_numbers = itertools.count(1)
 
+class Handles:
+    """Objects by the numbers in their handles."""
 
-def issue(obj: Any) -> torch.Tensor:
-    """A handle to `obj`, valid for as long as the returned tensor's storage is."""
-    number = next(_numbers)
-    with torch._C._DisableTorchDispatch():  # the runtime's own eight bytes are not the model's: no tracker counts them
-        handle = torch.tensor([number], dtype=torch.int64)
-    _objects[number] = obj
-    weakref.finalize(handle.untyped_storage(), _objects.pop, number, None).atexit = False
-    return handle
+    def __init__(self) -> None:
+        self._objects: dict[int, Any] = {}
+        self._numbers = itertools.count(1)
 
+    def issue(self, obj: Any) -> torch.Tensor:
+        """A handle to `obj`, valid for as long as the returned tensor's storage is."""
+        number = next(self._numbers)
+        # The runtime's own eight bytes are not the model's: no tracker counts them.
+        with torch._C._DisableTorchDispatch():
+            handle = torch.tensor([number], dtype=torch.int64)
+        self._objects[number] = obj
+        weakref.finalize(handle.untyped_storage(), self._objects.pop, number, None).atexit = False
+        return handle
 
-def redeem(handle: torch.Tensor) -> Any | None:
-    """The object behind a handle, or None when its storage is gone."""
-    return _objects.get(int(handle))
+    def redeem(self, handle: torch.Tensor) -> Any | None:
+        """The object behind a handle, or None when its storage is gone."""
+        return self._objects.get(int(handle))
 
-
-def num_alive() -> int:
-    """How many objects wait for their backward. Returns to what it was once the graphs are gone."""
-    return len(_objects)
+    @property
+    def num_alive(self) -> int:
+        """How many objects wait for their backward. Returns to what it was once the graphs are gone."""
+        return len(self._objects)

@@ -13,31 +13,39 @@ from threading import Lock
 
 import torch
 
-_lock = Lock()
-_mapping: torch.Tensor | None = None
 
+class PhantomMemory:
+    """The mapping behind all phantoms: as long as the longest of them."""
 
-def phantom(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:
-    """What it seems to hold is undefined; writing to it is a fault."""
-    extent = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
-    # No op of the model: a tracker that saw it would count bytes that are not there.
-    with torch._C._DisableTorchDispatch():
-        untouched = _at_least(extent * dtype.itemsize)
-        return torch.empty(0, dtype=dtype).set_(untouched.untyped_storage(), offset, shape, stride)
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._mapping: torch.Tensor | None = None
 
+    def tensor(self, shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:
+        """What it seems to hold is undefined; writing to it is a fault."""
+        extent = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
+        # No op of the model: a tracker that saw it would count bytes that are not there.
+        with torch._C._DisableTorchDispatch():
+            untouched = self._at_least(extent * dtype.itemsize)
+            return torch.empty(0, dtype=dtype).set_(untouched.untyped_storage(), offset, shape, stride)
 
-def mapped_nbytes() -> int:
-    """The address space behind all of them, for those who add up tensors: there is no memory in it."""
-    return 0 if _mapping is None else _mapping.nbytes
+    @property
+    def mapped_nbytes(self) -> int:
+        """The address space behind all of them, for those who add up tensors: there is no memory in it."""
+        return 0 if self._mapping is None else self._mapping.nbytes
 
+    def close(self) -> None:
+        """Forget the mapping. Tensors that point to it keep it until they are gone."""
+        with self._lock:
+            self._mapping = None
 
-def _at_least(nbytes: int) -> torch.Tensor:
-    global _mapping
-    with _lock:
-        if _mapping is None or _mapping.numel() < nbytes:
-            size = max(nbytes, 2 * (0 if _mapping is None else _mapping.numel()))
-            pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # that it cannot be written is the point
-                _mapping = torch.frombuffer(pages, dtype=torch.uint8)
-        return _mapping
+    def _at_least(self, nbytes: int) -> torch.Tensor:
+        with self._lock:
+            mapped = self._mapping
+            if mapped is None or mapped.numel() < nbytes:
+                size = max(nbytes, 2 * (0 if mapped is None else mapped.numel()))
+                pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", UserWarning)  # that it cannot be written is the point
+                    mapped = self._mapping = torch.frombuffer(pages, dtype=torch.uint8)
+            return mapped

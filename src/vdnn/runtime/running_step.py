@@ -14,11 +14,11 @@ from typing import Any, Protocol
 
 import torch
 
-from vdnn.runtime import handles
 from vdnn.runtime.encodings import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.random_states import random_state, set_random_state
+from vdnn.runtime.runtime import shared_runtime
 
 
 class Step(Protocol):
@@ -63,7 +63,7 @@ def made(results: Sequence[torch.Tensor | None]) -> None:
 
 
 def open_handle() -> torch.Tensor:
-    return handles.issue(_running.steps[-1])
+    return shared_runtime().handles.issue(_running.steps[-1])
 
 
 def send(decision: int, tensor: torch.Tensor) -> None:
@@ -93,6 +93,11 @@ def decode(decision: int, code: torch.Tensor) -> torch.Tensor:
     """The bytes of the storage again."""
     step = _running.steps[-1]
     return step.codes.decode(decision, code, step.overflow)
+
+
+def phantom(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of this layout without memory, for ops that look at nothing else."""
+    return shared_runtime().phantoms.tensor(shape, stride, offset, dtype)
 
 
 def replay_random(

@@ -156,10 +156,12 @@ class Worker:
             self.submit(marker)
             marker.settle()
 
-    def stop(self) -> None:
-        """Finish what was submitted and end the thread."""
+    def stop(self, *, finish: bool = True) -> None:
+        """Finish what was submitted, or only what has begun, and end the thread."""
         with self._lock:
             thread, self._thread = self._thread, None
+            if not finish:
+                _fail_rest(self._line.jobs)
             self._line.jobs.put(None)
         while thread is not None and thread.is_alive():
             thread.join(LIVENESS_S)

@@ -30,8 +30,7 @@ from vdnn.capture.nodes import is_getitem, tensor_of, value_of
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Trait
 from vdnn.rewrite.halves import Half
-from vdnn.runtime.phantom import phantom
-from vdnn.runtime.running_step import look
+from vdnn.runtime.running_step import look, phantom
 
 ALSO_FUSED = frozenset(
     {

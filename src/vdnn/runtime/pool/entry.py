@@ -7,7 +7,6 @@ reference to an entry drops all of them, after any copy in flight.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 
 import torch
@@ -16,16 +15,8 @@ from vdnn.codecs import Codec
 from vdnn.codecs.kernels import kernels_of
 from vdnn.errors import TierFull
 from vdnn.runtime.encodings import raw
-from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.pool.states import State, change
 from vdnn.runtime.transfers.interface import Ticket, Transfers
-
-_accounts: weakref.WeakKeyDictionary[Transfers, Accounts] = weakref.WeakKeyDictionary()
-
-
-def accounts_of(transfers: Transfers) -> Accounts:
-    """The one account of everything that moves through these tiers."""
-    return _accounts.setdefault(transfers, Accounts())
 
 
 class Entry:
@@ -38,7 +29,7 @@ class Entry:
         self._device = payload.device
         self._codec: Codec | None = None
         self._ticket: Ticket | None = None
-        self._transfers, self._accounts = transfers, accounts_of(transfers)
+        self._transfers, self._accounts = transfers, transfers.accounts
         self._accounts.note(None, 0, State.HERE, self.nbytes)
 
     @property

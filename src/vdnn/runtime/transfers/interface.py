@@ -16,12 +16,17 @@ from typing import Any, Protocol
 
 import torch
 
+from vdnn.runtime.pool.accounts import Accounts
+
 Ticket = Any
 """Opaque to the runtime: whatever an implementation returns from `send`."""
 
 
 class Transfers(Protocol):
     """All tensors are flat uint8 views of whole storages. Calls return at once except the two that wait."""
+
+    accounts: Accounts
+    """Of everything that moves through these tiers."""
 
     def send(self, source: torch.Tensor, tier: str) -> Ticket:
         """Start copying `source` to `tier`. The transfer keeps `source` alive until `wait_sent`."""
@@ -41,6 +46,7 @@ class Transfers(Protocol):
         """Return when `target` may be read, and let go of it. Raises what went wrong."""
         ...
 
-    def close(self) -> None:
-        """Finish what is in flight, stop workers, give every tier back to the system."""
+    def close(self, *, finish: bool = True) -> None:
+        """Finish what is in flight, stop workers, give every tier back to the system. With `finish=False` copies that
+        have not begun are dropped. A second call does nothing."""
         ...

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 import torch
 
 from vdnn.errors import TierFull
+from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.host import HostPlace, HostRoom
 from vdnn.runtime.tiers.store import Place, Room
 from vdnn.runtime.transfers.stream_ops import Event, StreamOps
@@ -63,6 +64,7 @@ class StreamTransfers:
 
     def __init__(self, ops: StreamOps, host: HostRoom, disk: Room | None = None) -> None:
         self.rooms: dict[str, Room] = {room.name: room for room in (host, disk) if room is not None}
+        self.accounts = Accounts()
         self._ops = ops
         self._host, self._disk = host, disk
         self._out, self._in = ops.new_stream(), ops.new_stream()
@@ -97,10 +99,9 @@ class StreamTransfers:
         self._ops.wait(self._ops.current_stream(), ticket.fetched)
         ticket.target = None
 
-    def close(self) -> None:
-        """Finish what is in flight. A second call finds nothing left to do."""
-        self._to_disk.stop()
-        self._from_disk.stop()
+    def close(self, *, finish: bool = True) -> None:
+        self._to_disk.stop(finish=finish)
+        self._from_disk.stop(finish=finish)
         for stream in (self._out, self._in):
             self._ops.synchronize(self._ops.record(stream))
         for room in self.rooms.values():

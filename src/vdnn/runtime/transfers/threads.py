@@ -14,6 +14,7 @@ from functools import partial
 import torch
 
 from vdnn.errors import TierFailed, TierFull
+from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.store import Place, Room
 from vdnn.runtime.worker import Job, Worker, paced
 from vdnn.units import format_nbytes
@@ -36,6 +37,7 @@ class ThreadTransfers:
 
     def __init__(self, rooms: Mapping[str, Room], *, throttle: Mapping[str, float] | None = None) -> None:
         self.rooms = dict(rooms)
+        self.accounts = Accounts()
         self._throttle = dict(throttle or {})
         self._out = {tier: Worker(f"vdnn-to-{tier}") for tier in rooms}
         self._in = {tier: Worker(f"vdnn-from-{tier}") for tier in rooms}
@@ -67,14 +69,13 @@ class ThreadTransfers:
         assert ticket.fetched is not None, "a ticket has to be fetched before it is waited for"
         ticket.fetched.wait()
 
-    def close(self) -> None:
-        """Finish what is in flight, stop the workers, close the tiers. A second call does nothing."""
+    def close(self, *, finish: bool = True) -> None:
         if self._is_closed:
             return
         self._is_closed = True
         if self._process == os.getpid():
             for worker in (*self._out.values(), *self._in.values()):
-                worker.stop()
+                worker.stop(finish=finish)
         for room in self.rooms.values():
             room.close()
 

@@ -1,0 +1,195 @@
+"""One owner of what is open: shared by the models of a process, closed on demand, left open without harm."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from equivalence import assert_same_state, both, pair
+from nets import ConvNet, backward, images
+from tiers import DISK
+
+import vdnn
+from vdnn.api import session_of
+from vdnn.errors import TierFailed, TierFull
+from vdnn.hardware.emulated import emulated
+from vdnn.runtime.runtime import Runtime, shared_runtime
+
+TIGHT: dict[str, Any] = {"budget": "85%", "device": DISK, "strategy": "offload"}
+
+
+def send(runtime: Runtime, directory: Path) -> Any:
+    transfers = runtime.transfers(DISK, str(directory))
+    ticket = transfers.send(torch.arange(100, dtype=torch.uint8), "disk")
+    transfers.wait_sent(ticket)
+    return ticket
+
+
+def read_back(runtime: Runtime, directory: Path, ticket: Any) -> torch.Tensor:
+    transfers, target = runtime.transfers(DISK, str(directory)), torch.empty(100, dtype=torch.uint8)
+    transfers.fetch(ticket, target)
+    transfers.wait_fetched(ticket)
+    return target
+
+
+def workers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("vdnn-")}
+
+
+def open_files(directory: Path) -> list[str]:
+    """The disk tier's file has no name; Linux shows the directory that it had one in."""
+    targets = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+    return [target for target in targets if target.startswith(f"{directory}{os.sep}")]
+
+
+@pytest.fixture
+def runtime() -> Any:
+    """One of the test's own."""
+    runtime = Runtime()
+    yield runtime
+    runtime.close()
+
+
+def test_models_and_caches_of_one_process_share_their_transfers() -> None:
+    one, other = (vdnn.virtualize(ConvNet(), device=DISK) for _ in range(2))
+    shared = shared_runtime().transfers(DISK)
+    assert session_of(one).transfers() is session_of(other).transfers() is shared
+    assert session_of(vdnn.virtualize(ConvNet(), device=DISK, disk_budget="1GiB")).transfers() is not shared
+
+
+def test_those_who_share_keep_to_one_bound(runtime: Runtime) -> None:
+    machine = emulated(host_nbytes=1000)
+    mine = runtime.transfers(machine).send(torch.zeros(600, dtype=torch.uint8), "host")
+    with pytest.raises(TierFull, match="600 B of its 1000 B are used"):
+        runtime.transfers(machine).send(torch.zeros(600, dtype=torch.uint8), "host")
+    runtime.transfers(machine).wait_sent(mine)
+
+
+def test_threads_that_ask_at_once_get_the_same_transfers(runtime: Runtime) -> None:
+    start, found = threading.Barrier(8), []
+
+    def ask() -> None:
+        start.wait()
+        found.append(runtime.transfers(DISK))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [found[0]] * 8
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are read from /proc")
+def test_closing_ends_the_threads_and_gives_the_file_back(runtime: Runtime, tmp_path: Path) -> None:
+    before = workers()
+    ticket = send(runtime, tmp_path)
+    assert workers() > before
+    assert len(open_files(tmp_path)) == 1
+    runtime.close()
+    runtime.close()
+    assert workers() <= before
+    assert open_files(tmp_path) == []
+    del ticket
+
+
+def test_a_closed_runtime_opens_anew(runtime: Runtime, tmp_path: Path) -> None:
+    first = send(runtime, tmp_path)
+    runtime.close()
+    second = send(runtime, tmp_path)
+    assert read_back(runtime, tmp_path, second).tolist() == list(range(100))
+    del first, second
+
+
+def test_a_runtime_of_ones_own_leaves_the_shared_one_alone(runtime: Runtime, tmp_path: Path) -> None:
+    shared = send(shared_runtime(), tmp_path)
+    send(runtime, tmp_path)
+    runtime.close()
+    assert read_back(shared_runtime(), tmp_path, shared).tolist() == list(range(100))
+    assert runtime.handles.num_alive == 0
+
+
+def test_a_model_trains_on_after_the_runtime_was_closed() -> None:
+    plain, virtual = pair(ConvNet(), **TIGHT)
+    both(plain, virtual, lambda model: backward(model, images()))
+    shared_runtime().close()
+    both(plain, virtual, lambda model: backward(model, images()))
+    assert_same_state(plain, virtual)
+
+
+def test_a_backward_whose_storages_were_closed_away_says_so() -> None:
+    _, virtual = pair(ConvNet(), **TIGHT)
+    loss = virtual(images()).sum()
+    shared_runtime().close()
+    with pytest.raises(TierFailed, match="have been closed"):
+        loss.backward()
+
+
+def test_a_backward_that_needs_no_tier_outlives_a_close() -> None:
+    def train(model: Any) -> None:
+        loss = model(images()).sum()
+        shared_runtime().close()
+        loss.backward()
+
+    plain, virtual = pair(ConvNet(), device=DISK)
+    both(plain, virtual, train)
+    assert_same_state(plain, virtual)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_forked_child_opens_its_own_tiers(tmp_path: Path) -> None:
+    """Its parent's transfers have no threads there, and would wait for ever."""
+    runtime = shared_runtime()
+    parents = runtime.transfers(DISK, str(tmp_path))
+    ticket = send(runtime, tmp_path)
+    child = os.fork()
+    if child == 0:
+        own = send(runtime, tmp_path)
+        is_right = read_back(runtime, tmp_path, own).tolist() == list(range(100))
+        os._exit(is_right and runtime.transfers(DISK, str(tmp_path)) is not parents)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert read_back(runtime, tmp_path, ticket).tolist() == list(range(100))
+
+
+PREAMBLE = """
+import sys, time
+import torch
+from vdnn.hardware.emulated import emulated
+from vdnn.runtime.runtime import shared_runtime
+
+def sent(transfers, num_copies, nbytes):
+    return [transfers.send(torch.zeros(nbytes, dtype=torch.uint8), "disk") for _ in range(num_copies)]
+
+transfers = shared_runtime().transfers(emulated(bandwidth=1e6), sys.argv[1])
+"""
+
+
+def run_child(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PREAMBLE + textwrap.dedent(code), str(directory)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=50)
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(0)"], ids=["falls off its end", "exits"])
+def test_a_process_that_leaves_copies_under_way_ends_clean_and_soon(end: str, tmp_path: Path) -> None:
+    """Two hundred copies of half a second each are waiting; the one that has begun is finished, the others are not."""
+    done = run_child(f"tickets = sent(transfers, 200, 500_000); time.sleep(0.1); {end}", tmp_path)
+    assert (done.returncode, done.stderr, list(tmp_path.iterdir())) == (0, "", [])
+
+
+def test_a_process_that_closes_and_copies_again_ends_clean(tmp_path: Path) -> None:
+    code = """
+        transfers.wait_sent(sent(transfers, 1, 1000)[0])
+        shared_runtime().close()
+        again = shared_runtime().transfers(emulated(bandwidth=1e6), sys.argv[1])
+        again.wait_sent(sent(again, 1, 1000)[0])
+        print(again is not transfers)
+    """
+    done = run_child(code, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr, list(tmp_path.iterdir())) == (0, "True\n", "", [])
