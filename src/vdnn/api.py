@@ -32,6 +32,7 @@ from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import DENSITY
 from vdnn.report.record import Report
 from vdnn.runtime.runtime import shared_runtime
+from vdnn.torch_private import compiled_call, plain_call, set_compiled_call
 from vdnn.units import parse_nbytes
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -112,7 +113,7 @@ def virtualize(
     session = Session(name_of(model), options)
     if isinstance(model, nn.Module):
         virtual: Any = copy.copy(model)
-        plain: Callable[..., Any] = virtual._call_impl
+        plain: Callable[..., Any] = plain_call(virtual)
     else:
         virtual, plain = _wrap(model), model
     if sample is None:
@@ -120,7 +121,7 @@ def virtualize(
     else:
         run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), session)
         run.prepare(*check_sample(sample, {}))
-    virtual._compiled_call_impl = functools.partial(_call, run, plain)
+    set_compiled_call(virtual, functools.partial(_call, run, plain))
     shared_runtime().sessions[virtual] = session
     return cast(Model, virtual)
 
@@ -133,7 +134,7 @@ def _call(run: Callable[..., Any], plain: Callable[..., Any], *args: Any, **kwar
 def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def virtual(*args: Any, **kwargs: Any) -> Any:
-        return virtual._compiled_call_impl(*args, **kwargs)  # type: ignore[attr-defined]
+        return compiled_call(virtual)(*args, **kwargs)
 
     return virtual
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch.utils._python_dispatch import _disable_current_modes
-
 from vdnn.calibrate.this_machine import this_machine
 from vdnn.codecs import LOSSY_FORMATS
 from vdnn.errors import InvalidInput
@@ -22,6 +20,7 @@ from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import DENSITY
+from vdnn.torch_private import without_modes
 from vdnn.units import parse_nbytes
 
 
@@ -128,7 +127,7 @@ class Options:
 
     @property
     def hardware(self) -> Hardware:
-        with _disable_current_modes():  # measuring this machine needs real tensors
+        with without_modes():  # measuring this machine needs real tensors
             machine = this_machine() if self.device is None else self.device
             machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}

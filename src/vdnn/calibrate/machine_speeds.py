@@ -21,6 +21,7 @@ from vdnn.calibrate.disk_speed import DiskSpeed, measure_disk
 from vdnn.hardware.busy_cores import others_share
 from vdnn.hardware.device import THIS_MACHINE, CodecSpeed, Hardware, Link, Tier
 from vdnn.hardware.machine import cpu_model, num_cores, ram_nbytes
+from vdnn.torch_private import torch_version
 from vdnn.units import MiB
 
 _TINY_CALLS = 200  # enough calls of a tiny op that reading the clock does not count
@@ -111,7 +112,7 @@ def measure_machine(
             cpu=cpu_model(),
             num_cores=num_cores(),
             ram_nbytes=ram_nbytes(),
-            torch_version=str(torch.__version__),
+            torch_version=torch_version(),
             num_threads=torch.get_num_threads(),
             gemm_flops_per_s=_gemm_rate(sizes),
             conv_flops_per_s=_conv_rate(sizes),

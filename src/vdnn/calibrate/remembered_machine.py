@@ -22,6 +22,7 @@ from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.machine import cpu_model, num_cores
 from vdnn.runtime.runtime import shared_runtime
+from vdnn.torch_private import torch_version
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ def _measure(instruments: Instruments) -> Measurements:
 def _identity() -> str:
     import torch
 
-    parts = (cpu_model(), num_cores(), f"{torch.get_num_threads()} threads", torch.__version__, disk_dir())
+    parts = (cpu_model(), num_cores(), f"{torch.get_num_threads()} threads", torch_version(), disk_dir())
     return " | ".join(map(str, parts))
 
 

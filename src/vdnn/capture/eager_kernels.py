@@ -22,18 +22,22 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._C import DispatchKey
-from torch._decomp import decomposition_table
-from torch._functorch import config as functorch_config
-from torch._subclasses import FakeTensorMode
-from torch.fx.node import _side_effectful_functions
 
 from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
 from vdnn.errors import InexactTrace
+from vdnn.torch_private import (
+    FakeTensorMode,
+    OpOverload,
+    decomposition_table,
+    forget_dispatch,
+    functorch_config,
+    python_kernels,
+    side_effectful_functions,
+)
 
 aten = torch.ops.aten
 
-_KEYS = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
+_KEYS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
 
 _PREFERRED_IN_PYTHON = (
     aten.hardshrink,
@@ -132,7 +136,7 @@ def _as_the_gradient(_: torch.Tensor, gradient: torch.Tensor, other: torch.Tenso
     return gradient + other
 
 
-_LAYOUTS: dict[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
+_LAYOUTS: dict[OpOverload, Callable[..., torch.Tensor]] = {
     aten._log_softmax_backward_data.default: _contiguous,
     aten.huber_loss_backward.default: _contiguous,
     aten.mse_loss_backward.default: _contiguous,
@@ -147,7 +151,7 @@ _LAYOUTS: dict[torch._ops.OpOverload, Callable[..., torch.Tensor]] = {
 watched."""
 
 
-def _laid_out(op: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+def _laid_out(op: OpOverload) -> Callable[..., torch.Tensor]:
     stand_in, layout = decomposition_table[op], _LAYOUTS[op]
 
     @wraps(stand_in)  # fake tensors take it by the module it says it is from
@@ -183,32 +187,32 @@ def _random_numbers_are_drawn() -> Iterator[None]:
     be others."""
     packets = [getattr(aten, name) for name in _RANDOM.split()]
     random = {getattr(packet, name) for packet in packets for name in packet.overloads()}
-    added = random - _side_effectful_functions
-    _side_effectful_functions.update(added)
+    added = random - side_effectful_functions
+    side_effectful_functions.update(added)
     try:
         yield
     finally:
-        _side_effectful_functions.difference_update(added)
+        side_effectful_functions.difference_update(added)
 
 
 @contextmanager
 def eager_kernels() -> Iterator[None]:
     """Set the Python versions aside, and put them back. Meanwhile backward is traced outside autocast, and nothing that
     draws random numbers is removed."""
-    replaced: dict[tuple[Any, DispatchKey], Callable[..., Any] | None] = {
+    replaced: dict[tuple[Any, torch.DispatchKey], Callable[..., Any] | None] = {
         (getattr(packet, name), key): None
         for packet in _PREFERRED_IN_PYTHON
         for name in packet.overloads()
         for key in _KEYS
     }
     replaced |= {(aten.dropout.default, key): _dropout for key in _KEYS}
-    replaced[aten.bernoulli.p, DispatchKey.Meta] = _bernoulli_meta
-    saved = {op: dict(op.py_kernels) for op, _ in replaced}
+    replaced[aten.bernoulli.p, torch.DispatchKey.Meta] = _bernoulli_meta
+    saved = {op: dict(python_kernels(op)) for op, _ in replaced}
     for (op, key), kernel in replaced.items():
-        op.py_kernels.pop(key, None)
+        python_kernels(op).pop(key, None)
         if kernel is not None:
-            op.py_kernels[key] = kernel
-        op._dispatch_cache.clear()
+            python_kernels(op)[key] = kernel
+        forget_dispatch(op)
     try:
         # PyTorch asks that `loss.backward()` be called outside autocast; AOTAutograd would trace it inside.
         with (
@@ -219,6 +223,6 @@ def eager_kernels() -> Iterator[None]:
             yield
     finally:
         for op, kernels in saved.items():
-            op.py_kernels.clear()
-            op.py_kernels.update(kernels)
-            op._dispatch_cache.clear()
+            python_kernels(op).clear()
+            python_kernels(op).update(kernels)
+            forget_dispatch(op)

@@ -17,15 +17,24 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import traceback
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.errors import CaptureFailed, InexactTrace, InvalidInput, Unsupported, VdnnError
+from vdnn.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    aot_export_joint_with_descriptors,
+    backward_hooks,
+    compiled_call,
+    own_buffers,
+    set_compiled_call,
+    tensor_tables,
+    tree_leaves,
+    tree_map,
+    with_tensors,
+)
 
 
 def export_joint(
@@ -77,8 +86,8 @@ def fake_step(
         return nn.Parameter(like, requires_grad=leaf.requires_grad) if isinstance(leaf, nn.Parameter) else like
 
     state = {name: fake(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    fake_args, fake_kwargs = pytree.tree_map(fake, (tuple(args), dict(kwargs)))
-    with _tensors_stay(module), _reparametrize_module(module, state, tie_weights=True):
+    fake_args, fake_kwargs = tree_map(fake, (tuple(args), dict(kwargs)))
+    with _tensors_stay(module), with_tensors(module, state, tie_weights=True):
         yield fake_args, fake_kwargs
 
 
@@ -86,7 +95,7 @@ def fake_step(
 def _tensors_stay(module: nn.Module) -> Iterator[None]:
     """Afterwards every module has its own tensors. Who swaps tensors by name, as PyTorch does for a trace, takes a
     module with two names for two and puts a stand-in back for good."""
-    tables = [table for part in module.modules() for table in (part._parameters, part._buffers)]
+    tables = [table for part in module.modules() for table in tensor_tables(part)]
     before = [dict(table) for table in tables]
     try:
         yield
@@ -94,7 +103,7 @@ def _tensors_stay(module: nn.Module) -> Iterator[None]:
         for table, tensors in zip(tables, before, strict=True):
             if any(table.get(name) is not tensor for name, tensor in tensors.items()):
                 table.clear()
-                table.update(tensors)  # type: ignore[arg-type]
+                table.update(tensors)
 
 
 def check_sample(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -104,7 +113,7 @@ def check_sample(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         raise InvalidInput(
             f"the sample must be a tensor or a tuple of arguments, not {_describe(args)}: pass (x,) or (x, y)"
         )
-    leaves = pytree.tree_leaves((tuple(sample), dict(kwargs)))
+    leaves = tree_leaves((tuple(sample), dict(kwargs)))
     for leaf in leaves:
         if isinstance(leaf, np.ndarray):
             raise InvalidInput(
@@ -121,14 +130,14 @@ def check_sample(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
 @contextlib.contextmanager
 def _uncompiled(module: nn.Module) -> Iterator[None]:
     """While open, a module runs its own forward: a virtualized one would be captured from within its own capture."""
-    compiled = [(submodule, submodule._compiled_call_impl) for submodule in module.modules()]
+    compiled = [(submodule, compiled_call(submodule)) for submodule in module.modules()]
     for submodule, _ in compiled:
-        submodule._compiled_call_impl = None
+        set_compiled_call(submodule, None)
     try:
         yield
     finally:
         for submodule, call in compiled:
-            submodule._compiled_call_impl = call
+            set_compiled_call(submodule, call)
 
 
 @contextlib.contextmanager
@@ -143,7 +152,7 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
     def enter(path: str) -> Callable[..., None]:
         def hook(submodule: nn.Module, _: Any) -> None:
             running.append((path, type(submodule)))
-            buffers.append(dict(submodule._buffers))
+            buffers.append(dict(own_buffers(submodule)))
             record()
 
         return hook
@@ -168,7 +177,7 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
 def _refuse_new_buffers(path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
     """A trace follows writes into a buffer. A forward that puts another tensor in its place does so once, while it is
     traced, and never again."""
-    for name, buffer in module._buffers.items():
+    for name, buffer in own_buffers(module).items():
         if buffer is not before.get(name):
             raise Unsupported(
                 f"the forward of {path or type(module).__name__} assigns a new tensor to its buffer {name!r}, which a"
@@ -181,7 +190,7 @@ def _refuse_new_buffers(path: str, module: nn.Module, before: Mapping[str, Any])
 def _refuse_backward_hooks(module: nn.Module) -> None:
     """They are Python that runs in backward. A trace would call them once, with empty tensors, and never again."""
     for path, submodule in module.named_modules():
-        if submodule._backward_hooks or submodule._backward_pre_hooks:
+        if any(backward_hooks(submodule)):
             raise Unsupported(
                 f"{path or type(module).__name__} has a backward hook, which a step captured ahead of time cannot call."
                 " Use vdnn.virtualize without a sample, or hooks on parameters (register_hook), which are called."
@@ -233,7 +242,7 @@ class _WatchRecurrent(TorchFunctionMode):
 
 
 def _fake_mode_in(leaves: Sequence[Any]) -> FakeTensorMode | None:
-    modes = (leaf.fake_mode for leaf in pytree.tree_leaves(list(leaves)) if isinstance(leaf, FakeTensor))
+    modes = (leaf.fake_mode for leaf in tree_leaves(list(leaves)) if isinstance(leaf, FakeTensor))
     return next(modes, None)
 
 

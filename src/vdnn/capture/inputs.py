@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import BufferAOTInput, ParamAOTInput, PlainAOTInput
 
 from vdnn.capture.lower import InputInfo
 from vdnn.capture.nodes import descriptor_of, dynamo_source, is_tangent
 from vdnn.ir import Role
+from vdnn.torch_private import BufferAOTInput, ParamAOTInput, PlainAOTInput
 
 _STATE_KEY = re.compile(r"_(?:modules|parameters|buffers)\['([^']+)'\]")
 """The keys on the way from a root module to a parameter, as Dynamo's sources spell it:

@@ -36,6 +36,7 @@ from vdnn.capture.nodes import (
 from vdnn.capture.ops.information import alphabet_of, reads_code, wanted
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
+from vdnn.torch_private import OpOverload, schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +200,12 @@ def _lower_op(
 
 def _draws_from_own_generator(node: fx.Node) -> bool:
     """A generator that the model brings along: replays put back the device's own only, so such an op runs once."""
-    return isinstance(node.target, torch._ops.OpOverload) and arguments_of(node).get("generator") is not None
+    return isinstance(node.target, OpOverload) and arguments_of(node).get("generator") is not None
 
 
 def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int], builder: _Builder) -> tuple[Read, ...]:
     """Each value once, with what all of the arguments it stands in take of it."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return tuple(Read(value_of_node[source]) for source in node.all_input_nodes if source in value_of_node)
     taken = wanted(node)
     sources: dict[int, fx.Node] = {}
@@ -238,16 +239,16 @@ def _nodes_in(argument: Any) -> list[fx.Node]:
 
 def mutated_by(node: fx.Node) -> list[fx.Node]:
     """The arguments a node writes into, in schema order."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+    if not isinstance(node.target, OpOverload) or not schema_of(node.target).is_mutable:
         return []
     arguments = arguments_of(node)
-    written = [a.name for a in node.target._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
+    written = [a.name for a in schema_of(node.target).arguments if a.alias_info is not None and a.alias_info.is_write]
     return [source for name in written for source in _nodes_in(arguments.get(name))]
 
 
 def _is_returned(node: fx.Node) -> bool:
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
-    return any(r.alias_info is not None and r.alias_info.is_write for r in node.target._schema.returns)
+    assert isinstance(node.target, OpOverload), f"{node} has no schema"
+    return any(r.alias_info is not None and r.alias_info.is_write for r in schema_of(node.target).returns)
 
 
 def _settle_outputs(
@@ -282,9 +283,7 @@ def _result_name(node: fx.Node, position: int, count: int) -> str:
 
 def _target_name(node: fx.Node) -> str:
     return (
-        str(node.target)
-        if isinstance(node.target, torch._ops.OpOverload)
-        else getattr(node.target, "__name__", str(node.target))
+        str(node.target) if isinstance(node.target, OpOverload) else getattr(node.target, "__name__", str(node.target))
     )
 
 
@@ -295,7 +294,7 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 def _flops(node: fx.Node) -> int:
     """PyTorch's own counts for matrix products, convolutions and attention; one per result element for everything
     else."""
-    if not isinstance(node.target, torch._ops.OpOverload):
+    if not isinstance(node.target, OpOverload):
         return 0
     counter = flop_registry.get(node.target.overloadpacket)
     if counter is not None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses import FakeTensor
 
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Phase, Trait
+from vdnn.torch_private import FakeTensor, OpOverload, schema_of, storage_id
 
 StorageKey = Hashable
 
@@ -48,9 +48,9 @@ def tensors_of(node: fx.Node) -> tuple[torch.Tensor | None, ...]:
 
 
 def _output_mask(node: fx.Node) -> list[bool] | None:
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.args:
+    if not isinstance(node.target, OpOverload) or not node.args:
         return None
-    last, mask = node.target._schema.arguments[-1].name, node.args[-1]  # where every op that has a mask takes it
+    last, mask = schema_of(node.target).arguments[-1].name, node.args[-1]  # where every op that has a mask takes it
     return [bool(wanted) for wanted in mask] if last == "output_mask" and isinstance(mask, (list, tuple)) else None
 
 
@@ -65,16 +65,16 @@ def shape_of(node: fx.Node) -> torch.Size:
     return shape
 
 
-def op_of(node: fx.Node) -> torch._ops.OpOverload:
+def op_of(node: fx.Node) -> OpOverload:
     """Of a node that is known to call one."""
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} calls {node.target}, which has no schema"
+    assert isinstance(node.target, OpOverload), f"{node} calls {node.target}, which has no schema"
     return node.target
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """The arguments of a call by the names of the op's schema, defaults filled in."""
     named: dict[str, Any] = {}
-    for position, argument in enumerate(op_of(node)._schema.arguments):
+    for position, argument in enumerate(schema_of(op_of(node)).arguments):
         if position < len(node.args):
             named[argument.name] = node.args[position]
         elif argument.name in node.kwargs:
@@ -87,7 +87,7 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
 def storage_key(tensor: torch.Tensor) -> StorageKey:
     """Equal for two tensors exactly if they share memory. Fake tensors of views share their fake storage, so this sees
     all aliases."""
-    return tensor.untyped_storage()._cdata
+    return storage_id(tensor.untyped_storage())
 
 
 def storage_keys(node: fx.Node) -> Iterator[StorageKey]:

@@ -18,10 +18,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._dynamo import exc as dynamo_errors
-from torch._dynamo.backends.common import aot_autograd
-from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors
-from torch.utils import _pytree as pytree
 
 from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.export import GRU_CELL, export_joint
@@ -29,6 +25,18 @@ from vdnn.capture.inputs import dynamo_inputs
 from vdnn.compile.pipeline import JointCompiler
 from vdnn.compile.session import Session
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
+from vdnn.torch_private import (
+    BackendCompilerFailed,
+    TorchDynamoException,
+    aot_autograd,
+    aot_compile_joint_with_descriptors,
+    backward_hooks,
+    forward_hooks,
+    guarding_hooks,
+    storage_id,
+    tree_flatten,
+    tree_leaves,
+)
 
 log = logging.getLogger("vdnn")
 
@@ -105,13 +113,13 @@ class JustInTime:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            with torch._dynamo.config.patch(skip_nnmodule_hook_guards=False):  # a hook added later must run
+            with guarding_hooks():  # a hook added later must run
                 returned = self._compiled(*args, **kwargs)
-        except dynamo_errors.BackendCompilerFailed as failure:
+        except BackendCompilerFailed as failure:
             if isinstance(failure.inner_exception, VdnnError):
                 raise failure.inner_exception from None
             raise
-        except dynamo_errors.TorchDynamoException as failure:
+        except TorchDynamoException as failure:
             if self._fullgraph:
                 raise CaptureFailed(_explain_break(self._session.name, failure)) from failure
             raise
@@ -123,7 +131,7 @@ class JustInTime:
         budget = self._session.options.budget
         if budget is None or self._session.executors or self._has_warned:
             return
-        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in pytree.tree_leaves(returned)):
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(returned)):
             self._has_warned = True
             warnings.warn(
                 f"{self._session.name} could not be captured, not even in pieces, and ran plain: budget {budget!r} does"
@@ -195,7 +203,7 @@ class AheadOfTime:
 
     def _signature(self, args: Any, kwargs: Any) -> Hashable:
         """Everything the trace depended on: arguments, parameters, modes. Equal signatures run the same program."""
-        leaves, spec = pytree.tree_flatten((args, kwargs))
+        leaves, spec = tree_flatten((args, kwargs))
         settings = tuple(map(_settings, self._module.modules()))
         autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype())
         state = tuple(_leaf_signature(t) for t in (*self._module.parameters(), *self._module.buffers()))
@@ -214,7 +222,7 @@ def _aliases(leaves: Sequence[Any]) -> Hashable:
     sharing: dict[int, list[tuple[int, range]]] = {}
     found: list[Hashable] = []
     for position, tensor in enumerate(leaf for leaf in leaves if isinstance(leaf, torch.Tensor)):
-        ours, others = _spanned(tensor), sharing.setdefault(tensor.untyped_storage()._cdata, [])
+        ours, others = _spanned(tensor), sharing.setdefault(storage_id(tensor.untyped_storage()), [])
         overlapped = [(k, ours.start - o.start) for k, o in others if ours.start < o.stop and o.start < ours.stop]
         others.append((position, ours))
         found.append((others[0][0], tuple(overlapped)))
@@ -240,8 +248,7 @@ def _settings(module: nn.Module) -> Hashable:
     lists of anything else are left out, and so are tables: this is asked at every call."""
     held = [(name, value) for name, value in vars(module).items() if name not in _NOT_SETTINGS]
     settings = [(name, _setting(value)) for name, value in held]
-    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return (type(module), repr(settings), *map(tuple, hooks))
+    return (type(module), repr(settings), *map(tuple, (*forward_hooks(module), *backward_hooks(module))))
 
 
 def _setting(value: Any, depth: int = 3) -> Any:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
-from torch._guards import TracingContext
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.capture.eager_kernels import require_dense, require_exact
 from vdnn.capture.inputs import describe_inputs
@@ -48,6 +46,7 @@ from vdnn.runtime.encodings import codecs_of
 from vdnn.runtime.executor import BoxedCall, Executor, Program
 from vdnn.runtime.gradient_error import Witness
 from vdnn.runtime.journeys import trips_of
+from vdnn.torch_private import TracingContext, without_modes
 from vdnn.units import format_nbytes
 
 log = logging.getLogger("vdnn")
@@ -62,7 +61,7 @@ def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
     if options.chosen_costs == "roofline":
         return roofline(lowered.graph, options.hardware), {}
     calls, cache = op_calls(lowered), CostCache()
-    with _disable_current_modes():  # real ops on real tensors, in the middle of a trace
+    with without_modes():  # real ops on real tensors, in the middle of a trace
         costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, options)
         if options.budget is None:
             return costs, {}

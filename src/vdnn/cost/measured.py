@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.op_memory import workspace_nbytes
@@ -30,6 +29,7 @@ from vdnn.cost.stopwatch import Run, lap, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.timed_groups import DISTURBED, MEASURED, laps_beside, naming, timed
 from vdnn.hardware.busy_cores import QUIET_SHARE, others_share, share_now
+from vdnn.torch_private import tree_leaves
 
 log = logging.getLogger(__name__)
 

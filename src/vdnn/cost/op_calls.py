@@ -24,6 +24,7 @@ from vdnn.cost.measured import OpCall, OpVariant, Run
 from vdnn.cost.op_variants import may_be_exact, variants_of
 from vdnn.ir import Op, Trait
 from vdnn.rewrite.variant_calls import variant_alone
+from vdnn.torch_private import OpOverload
 
 
 def op_calls(lowered: Lowered) -> list[OpCall | None]:
@@ -36,7 +37,7 @@ def may_be_tried(op: Op) -> bool:
 
 
 def _call(node: fx.Node, op: Op) -> OpCall | None:
-    if op.has(Trait.VIEW) or not may_be_tried(op) or not isinstance(node.target, torch._ops.OpOverload):
+    if op.has(Trait.VIEW) or not may_be_tried(op) or not isinstance(node.target, OpOverload):
         return None
     return OpCall(_key(node), lambda: _make(node, _invented), tuple(_variant(node, name) for name in variants_of(node)))
 

@@ -15,7 +15,8 @@ generates: some 25 MiB on two threads); it belongs to the process's own footprin
 needs allocator settings that slow the whole process for good.
 
 The public `torch.profiler` reads the same events, but its first use takes over a second and each use writes two lines
-to stderr; the entry points below take 30 microseconds. `tests/cpu/test_measured_costs.py` compares the two.
+to stderr; the entry points in `torch_private.py` take 30 microseconds. `tests/cpu/test_measured_costs.py` compares
+the two.
 """
 
 from __future__ import annotations
@@ -25,17 +26,14 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 
 import torch
-from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
-from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 
 from vdnn.cost.collector import collector_paused
-
-_ALLOCATION = "memory_alloc"  # allocations and, with a negative size, releases
+from vdnn.torch_private import is_profiler_enabled, start_recording_memory, stop_recording_memory
 
 
 def workspace_nbytes(run: Callable[[], object]) -> int:
     """The workspace of one run. A thread has one profiler: while the user's is on, ours records on another thread."""
-    if not torch.autograd._profiler_enabled():
+    if not is_profiler_enabled():
         return _recorded(run)
     with ThreadPoolExecutor(max_workers=1) as other_thread:
         return other_thread.submit(_recorded, run).result()
@@ -50,28 +48,16 @@ def allocation_changes(run: Callable[[], object]) -> list[int]:
     """What this thread's allocations add and its releases take away, in order. The result of the run is released only
     after the recording ends: it is no workspace."""
     with collector_paused():  # what it frees meanwhile would pass for workspace
-        _enable_profiler_legacy(_memory_only())
+        start_recording_memory()
         try:
             result = run()
         finally:
-            threads = _disable_profiler_legacy()
+            changes = stop_recording_memory()
     del result
-    return [event.cpu_memory_usage() for events in threads for event in events if event.kind() == _ALLOCATION]
+    return changes
 
 
 def highest_over_last(changes: Sequence[int]) -> int:
     """Of a running sum that starts at zero: its highest value less its last."""
     balance = list(accumulate(changes, initial=0))
     return max(balance) - balance[-1]
-
-
-def _memory_only() -> ProfilerConfig:
-    return ProfilerConfig(
-        ProfilerState.CPU,
-        False,  # shapes of inputs
-        True,  # memory
-        False,  # Python stacks
-        False,  # flops
-        False,  # modules
-        _ExperimentalConfig(),
-    )

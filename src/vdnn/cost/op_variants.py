@@ -26,6 +26,7 @@ from torch import fx
 from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.rewrite.variant_calls import WITH_VARIANTS
 from vdnn.runtime.convolution_variants import CHANNELS_LAST, CHUNKS, SLICES, SUMS
+from vdnn.torch_private import OpOverload
 
 COUNTS = (4, 16)
 """Parts of a batch, or of channels, that are tried. The result of a part is one more buffer of its size, so two parts
@@ -38,7 +39,7 @@ def variants_of(node: fx.Node) -> tuple[str, ...]:
     """Names of all variants but the op itself; none for what has none."""
     if node.target not in WITH_VARIANTS or not all(_is_known(source) for source in node.all_input_nodes):
         return ()
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
+    assert isinstance(node.target, OpOverload), f"{node} has no schema"
     arguments = arguments_of(node)
     images = tensor_of(arguments["input"])
     assert images is not None, f"{node} convolves a tensor"

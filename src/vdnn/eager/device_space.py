@@ -26,6 +26,7 @@ from vdnn.errors import TierFull
 from vdnn.runtime.pool.exact_encodings import exact_codec
 from vdnn.runtime.pool.states import State
 from vdnn.runtime.transfers.interface import Transfers
+from vdnn.torch_private import storage_id
 
 LOOKAHEAD = 16  # requests that prefetching looks ahead; memory bounds it earlier except for small storages
 STALL_S = 200e-6  # a wait below this is the price of asking, not of waiting
@@ -69,7 +70,7 @@ class Space:
         """The item of a tensor's storage: a known one, or a new one at the end of the order. PyTorch reuses the keys of
         storages that are gone, so only the storage itself tells."""
         storage = tensor.untyped_storage()
-        known = self._by_key.get(storage._cdata)
+        known = self._by_key.get(storage_id(storage))
         if known is not None and known.storage is storage:
             if known.entry is not None and known.state is State.LEAVING:
                 known.entry.keep()

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from vdnn.torch_private import storage_id
+
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 
 
@@ -77,7 +79,7 @@ class LiveBytes:
         if tensor.device.type != self.device_type:
             return 0
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_id(storage)
         with self._lock:
             if key in self._alive:
                 return 0

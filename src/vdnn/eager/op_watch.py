@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-
 from vdnn.eager.live_bytes import LiveBytes
 from vdnn.eager.result_sizes import ResultSizes, tensors_in
+from vdnn.torch_private import TorchDispatchMode, active_modes
 
 
 class Owner(Protocol):
@@ -50,4 +49,4 @@ class Watch(TorchDispatchMode):
 
 def is_watching() -> bool:
     """Whether any mode is active in this thread; ours never stands above another's that it did not find there."""
-    return bool(_get_current_dispatch_mode_stack())
+    return bool(active_modes())

@@ -13,9 +13,9 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 
 from vdnn.eager.live_bytes import is_plain
+from vdnn.torch_private import schema_of, storage_id, tree_leaves, tree_map, without_torch_dispatch
 
 MAX_KNOWN = 1 << 16  # combinations remembered; a model whose shapes never repeat starts over
 _META = torch.device("meta")
@@ -49,7 +49,7 @@ class ResultSizes:
 @cache
 def only_aliases(op: Any) -> bool:
     """Whether all results are views of arguments or the arguments themselves."""
-    return all(result.alias_info is not None for result in op._schema.returns)
+    return all(result.alias_info is not None for result in schema_of(op).returns)
 
 
 @cache
@@ -84,7 +84,7 @@ def _description(thing: Any) -> Hashable:
 
 def _on_meta(op: Any, args: Any, kwargs: Any) -> int | None:
     try:
-        with torch._C._DisableTorchDispatch():  # a question, not an op of the model: no tracker should see it
+        with without_torch_dispatch():  # a question, not an op of the model: no tracker should see it
             return _made_on_meta(op, *tree_map(_as_meta, (args, kwargs)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None  # data decides, or the op has no meta kernel: its results are counted when they are there
@@ -92,8 +92,8 @@ def _on_meta(op: Any, args: Any, kwargs: Any) -> int | None:
 
 def _made_on_meta(op: Any, args: Any, kwargs: Any) -> int:
     results = op(*args, **kwargs)
-    given = {t.untyped_storage()._cdata for t in tensors_in(tree_leaves((args, kwargs)))}
-    made = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors_in(tree_leaves(results))}
+    given = {storage_id(t.untyped_storage()) for t in tensors_in(tree_leaves((args, kwargs)))}
+    made = {storage_id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors_in(tree_leaves(results))}
     return sum(nbytes for key, nbytes in made.items() if key not in given)
 
 

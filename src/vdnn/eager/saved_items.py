@@ -24,6 +24,7 @@ from vdnn.eager.live_bytes import Tally
 from vdnn.runtime.pool.entry import Entry
 from vdnn.runtime.pool.states import State
 from vdnn.runtime.transfers.interface import Transfers
+from vdnn.torch_private import num_holders, num_writes, storage_id, without_torch_dispatch
 
 Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
@@ -37,10 +38,10 @@ class Unmoved:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor if tensor.is_leaf else tensor.detach()
-        self._version = tensor._version
+        self._version = num_writes(tensor)
 
     def held(self) -> torch.Tensor:
-        if self._tensor._version != self._version:
+        if num_writes(self._tensor) != self._version:
             raise_stale(self._tensor, self._version)
         return self._tensor
 
@@ -54,14 +55,14 @@ class Saved:
     def __init__(self, item: Item | None, alias: torch.Tensor) -> None:
         self.item = item
         self._alias: torch.Tensor | None = alias
-        self._version = alias._version
+        self._version = num_writes(alias)
         self._stale: str | None = None
         self._layout: Layout | None = None
 
     def held(self) -> torch.Tensor | None:
         """What is here, as it is; whoever takes over a storage counts its holders from then on (`renew`)."""
         alias = self._alias
-        if alias is not None and alias._version != self._version:
+        if alias is not None and num_writes(alias) != self._version:
             raise_stale(alias, self._version)
         return alias
 
@@ -98,7 +99,7 @@ class Saved:
         if self._alias is not None:
             alias, self._alias = self._alias, None
             self._layout = (alias.dtype, tuple(alias.shape), alias.stride(), int(alias.storage_offset()))
-            if alias._version != self._version:
+            if num_writes(alias) != self._version:
                 self._stale = words_for_stale(alias, self._version)
 
 
@@ -131,7 +132,7 @@ class Item:
 
     def __init__(self, tensor: torch.Tensor, step: int, ordinal: int, tallies: Tallies) -> None:
         self.storage: torch.UntypedStorage | None = tensor.untyped_storage()
-        self.key, self.nbytes = self.storage._cdata, self.storage.nbytes()
+        self.key, self.nbytes = storage_id(self.storage), self.storage.nbytes()
         self.dtype: torch.dtype | None = tensor.dtype
         self.step, self.ordinal = step, ordinal
         self.entry: Entry | None = None
@@ -170,12 +171,12 @@ class Item:
         looks = sum(saved.holds_memory for saved in self._alive())
         payload = self.entry is not None and self.entry.payload is not None
         base = self._base is not None and not payload
-        return bool(torch._C._storage_Use_Count(self.storage._cdata) == 1 + looks + payload + base)
+        return num_holders(self.storage) == 1 + looks + payload + base
 
     def enter_pool(self, transfers: Transfers) -> Entry:
         if self.entry is None:
             assert self.storage is not None
-            with torch._C._DisableTorchDispatch():
+            with without_torch_dispatch():
                 flat = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
             self.entry = Entry(flat, transfers)
         return self.entry
@@ -194,12 +195,12 @@ class Item:
     def _version(self) -> int:
         """Of the bytes. All that shows them shares it; where nothing does, nobody has changed them."""
         if self._base is not None:
-            return self._base._version
-        return next((saved.alias._version for saved in self._alive() if saved.holds_memory), self._sent_version)
+            return num_writes(self._base)
+        return next((num_writes(saved.alias) for saved in self._alive() if saved.holds_memory), self._sent_version)
 
     def let_go(self) -> None:
         """Its bytes are held elsewhere now: nothing of ours keeps the memory."""
-        is_changed = self._base is not None and self._base._version != self._base_version
+        is_changed = self._base is not None and num_writes(self._base) != self._base_version
         for saved in self._alive():
             if is_changed and not saved.holds_memory:
                 assert self._base is not None
@@ -213,9 +214,9 @@ class Item:
         assert self.entry is not None
         assert self.entry.payload is not None
         self._base = self.entry.payload
-        self._base_version = self._sent_version = self._base._version
+        self._base_version = self._sent_version = num_writes(self._base)
         self.storage = self._base.untyped_storage()
-        self.key = self.storage._cdata
+        self.key = storage_id(self.storage)
         self._tallies.resident.add(self.nbytes)
 
     def look(self, layout: Layout) -> tuple[torch.Tensor, int]:
@@ -249,5 +250,6 @@ def raise_stale(tensor: torch.Tensor, expected: int) -> NoReturn:
 def words_for_stale(tensor: torch.Tensor, expected: int) -> str:
     return (
         "one of the variables needed for gradient computation has been modified by an inplace operation:"
-        f" [{tensor.type()} {list(tensor.shape)}] is at version {tensor._version}; expected version {expected} instead."
+        f" [{tensor.type()} {list(tensor.shape)}] is at version {num_writes(tensor)};"
+        f" expected version {expected} instead."
     )

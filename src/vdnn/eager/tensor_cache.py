@@ -27,7 +27,6 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _push_mode
 
 from vdnn.eager.cache_findings import Findings
 from vdnn.eager.device_space import Space
@@ -41,6 +40,7 @@ from vdnn.eager.saved_items import Saved, Unmoved, is_leaf
 from vdnn.eager.use_order import Follower
 from vdnn.errors import Infeasible
 from vdnn.runtime.transfers.interface import Transfers
+from vdnn.torch_private import is_in_backward, push_mode, without_torch_dispatch
 
 MIN_NBYTES = 4096  # a page, which is what disks move; torchtitan's offloading has the same bound
 WATCHED_FIRST = 2  # the second step has the optimizer state and the gradients that the first one left
@@ -159,7 +159,7 @@ class TensorCache:
         if not may_move:
             with self._here:  # a subclass says itself how it is detached
                 return Unmoved(tensor)
-        with self._here, torch._C._DisableTorchDispatch():
+        with self._here, without_torch_dispatch():
             if self._space.follower.order.is_empty and self._routine.num_saved == 0:
                 self._count_step()
             saved = self._space.item_of(tensor).save(tensor.detach())
@@ -169,7 +169,7 @@ class TensorCache:
     def _take_over(self) -> None:
         """The step departs from the routine: from here on, what it has saved is known by storage."""
         if left_over := self._routine.hand_over():
-            with self._here, torch._C._DisableTorchDispatch():
+            with self._here, without_torch_dispatch():
                 for saved in left_over:
                     if self._may_move(saved.alias):
                         self._space.item_of(saved.alias).take_over(saved)
@@ -180,8 +180,8 @@ class TensorCache:
         assert isinstance(packed, Saved)
         with self._lock, self._here:
             tensor = self._bring(packed)
-        if self._is_watched and not is_watching() and torch._C._current_graph_task_id() != -1:
-            _push_mode(self._new_watch())  # Note [Backward outside]
+        if self._is_watched and not is_watching() and is_in_backward():
+            push_mode(self._new_watch())  # Note [Backward outside]
         return tensor
 
     def _bring(self, saved: Saved) -> torch.Tensor:
@@ -190,7 +190,7 @@ class TensorCache:
         space.bring(item)
         if self._is_watched and space.short_of(0) > 0:
             self._say_it_cannot(0)
-        with torch._C._DisableTorchDispatch():
+        with without_torch_dispatch():
             tensor = saved.tensor()
         if item.step == space.step:
             space.follower.ask(item.ordinal)

@@ -10,6 +10,8 @@ import platform
 from functools import cache
 from pathlib import Path
 
+from vdnn.torch_private import torch_version
+
 _CPUINFO = Path("/proc/cpuinfo")
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # cgroup v2; "max" when there is no limit
 
@@ -47,7 +49,7 @@ def fingerprint() -> str:
         (
             cpu_model(),
             f"{num_cores()} cores",
-            f"torch {torch.__version__}",
+            f"torch {torch_version()}",
             f"{torch.get_num_threads()} threads",
             torch.backends.cpu.get_cpu_capability(),
             f"mkldnn {'on' if torch.backends.mkldnn.enabled else 'off'}",

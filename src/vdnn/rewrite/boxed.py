@@ -10,14 +10,13 @@ from __future__ import annotations
 from functools import partial
 
 from torch import fx
-from torch._ops import HigherOrderOperator
-from torch.fx.graph import _BoxedCodeGen
 
 from vdnn.capture.nodes import tensors_of
 from vdnn.rewrite.halves import Half, boxed_module
 from vdnn.runtime.executor import Boxed, Program
 from vdnn.runtime.running_step import mark
 from vdnn.runtime.traced_layouts import Layout, expect
+from vdnn.torch_private import BoxedCodeGen, HigherOrderOperator
 
 
 def program(half: Half) -> Program:
@@ -29,7 +28,7 @@ def program(half: Half) -> Program:
 
 def boxed(module: fx.GraphModule) -> Boxed:
     """Such a function of a module that was made for ordinary arguments."""
-    module.graph.set_codegen(_BoxedCodeGen())
+    module.graph.set_codegen(BoxedCodeGen())
     module.recompile()
     return module.forward
 

@@ -16,6 +16,7 @@ from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.capture.ops.information import op_name
 from vdnn.ir import Detail
 from vdnn.runtime.encoded_ops import masked_gradient, window_gradient
+from vdnn.torch_private import OpOverload
 
 ONE_SIXTH = 1.0 / 6.0  # the slope of a hard sigmoid
 
@@ -24,7 +25,7 @@ Call = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
 def from_code(node: fx.Node, source: fx.Node, code: fx.Node, detail: Detail, read: Callable[[Any], Any]) -> Call:
     """The call that replaces `node` when `source` is there as `code`. `read` finds the live copy of an argument."""
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
+    assert isinstance(node.target, OpOverload), f"{node} has no schema"
     arguments = arguments_of(node)
     name = op_name(node)
     if name == "max_pool2d_with_indices_backward":

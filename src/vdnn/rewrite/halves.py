@@ -20,8 +20,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch._aot_autograd.descriptors import SavedForBackwardsAOTOutput
-from torch.fx.graph import _BoxedCodeGen
 
 from vdnn.capture.lower import Lowered, mutated_by
 from vdnn.capture.nodes import (
@@ -40,6 +38,7 @@ from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.model.plan import Plan
 from vdnn.rewrite.half_writer import HalfWriter, inputs_behind, nodes_by_storage, random_replays
 from vdnn.runtime.running_step import open_handle
+from vdnn.torch_private import BoxedCodeGen, SavedForBackwardsAOTOutput
 
 HANDLE = "vdnn_handle"
 RANDOM_STATE_NBYTES = 5056
@@ -272,7 +271,7 @@ def _backward(
 def boxed_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     """A module whose forward takes one list and empties it. A module generates its code when it is made, and for 10^4
     layers that takes seconds: the calling convention is said before, so that once is enough."""
-    graph.set_codegen(_BoxedCodeGen())
+    graph.set_codegen(BoxedCodeGen())
     return fx.GraphModule(root, graph)
 
 

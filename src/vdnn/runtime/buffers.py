@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from vdnn.plan.model.lasting_buffers import MIN_NBYTES
+from vdnn.torch_private import without_torch_dispatch
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
 
@@ -39,7 +40,7 @@ class BufferPool:
         # Whoever holds the tensor holds this array; when it dies nobody can reach the block any more.
         array = (ctypes.c_ubyte * nbytes).from_buffer(block)
         weakref.finalize(array, self._give_back, decision, block).atexit = False
-        with torch._C._DisableTorchDispatch(), warnings.catch_warnings():
+        with without_torch_dispatch(), warnings.catch_warnings():
             tensor = torch.frombuffer(array, dtype=torch.uint8)
         return torch.ops.aten.alias.default(tensor)  # an op, so that a tracker of tensors sees it
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from vdnn.runtime import running_step as steps
+from vdnn.torch_private import without_torch_dispatch
 
 GIVEN, CHANNELS_LAST, CHUNKS, SLICES, SUMS = "given", "channels_last", "chunks", "slices", "sums"
 
@@ -36,7 +37,7 @@ _aten = torch.ops.aten
 
 def convolution(variant: str, layouts: Sequence[Layout | None], *arguments: Any) -> torch.Tensor:
     """Called by generated code. A step that is watched sees one op with one result, as it would of the op itself."""
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         result = compute_convolution(variant, layouts, *arguments)
     steps.made((result,))
     return result
@@ -44,7 +45,7 @@ def convolution(variant: str, layouts: Sequence[Layout | None], *arguments: Any)
 
 def convolution_backward(variant: str, layouts: Sequence[Layout | None], *arguments: Any) -> Gradients:
     """Called by generated code."""
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         gradients = compute_convolution_backward(variant, layouts, *arguments)
     steps.made(gradients)
     return gradients

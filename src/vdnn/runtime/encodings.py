@@ -25,6 +25,7 @@ from vdnn.plan.model.lasting_buffers import lasting_buffers
 from vdnn.plan.model.plan import Plan
 from vdnn.runtime.buffers import BufferPool
 from vdnn.runtime.transfers.interface import Ticket, Transfers
+from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import format_nbytes
 
 
@@ -125,12 +126,12 @@ def codecs_of(plan: Plan) -> Mapping[int, Codec]:
 
 def all_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """All bytes of a tensor's storage. Not an op of the model: no tracker should see it."""
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
 
 
 def raw(tensor: torch.Tensor) -> Any:
     """The elements of a dense tensor in the order of memory, as the bytes that kernels take."""
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         return flat.numpy() if tensor.device.type == "cpu" else flat

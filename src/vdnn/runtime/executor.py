@@ -7,7 +7,6 @@ at full speed.
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,11 +23,12 @@ from vdnn.plan.model.timeline import Timeline
 from vdnn.runtime.encodings import Codes, Overflow
 from vdnn.runtime.gradient_error import Remembered, Witness
 from vdnn.runtime.journeys import Journeys, trips_of
-from vdnn.runtime.overwritten import are_saved_tensors_shown, make_own
+from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.running_step import Step, running
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.runtime.watched_step import WatchedStep
+from vdnn.torch_private import are_saved_tensors_hooked, is_backward_differentiated, mark_boxed
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
 
@@ -42,7 +42,7 @@ class OrdinaryStep:
     def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
         self.remembered: Remembered | None = None
-        self.is_shown = is_lost or are_saved_tensors_shown()
+        self.is_shown = is_lost or are_saved_tensors_hooked()
 
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
@@ -56,9 +56,7 @@ class BoxedCall:
 
     def __init__(self, run: Boxed) -> None:
         self._run = run
-        self._boxed_call = (
-            True  # on the instance: Dynamo's wrappers carry over an instance's attributes, not its class's
-        )
+        mark_boxed(self)
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         return self._run(args)
@@ -207,20 +205,12 @@ class Executor:
 
 
 def _refuse_double_backward() -> None:
-    """`create_graph=True` asks for a graph of this backward, which a captured backward does not have.
-
-    AOTAutograd runs the backward inside a function named `_double_backward` then, and fails only when the second
-    backward comes; by that time the reader has lost the line that asked. We look for that caller, and only when
-    autograd says that the graph is kept at all."""
-    if not torch._C._autograd._get_current_graph_task_keep_graph():
-        return
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code.co_name != "backward":
-        if frame.f_code.co_name == "_double_backward":
-            raise Unsupported(
-                "backward(create_graph=True) differentiates the backward pass itself, and a virtualized model has only"
-                " one backward."
-                " Call the plain model where you need double backward, or drop create_graph=True (retain_graph=True"
-                " works)."
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+    """`create_graph=True` asks for a graph of this backward, which a captured backward does not have. AOTAutograd fails
+    only when the second backward comes; by that time the reader has lost the line that asked."""
+    if is_backward_differentiated():
+        raise Unsupported(
+            "backward(create_graph=True) differentiates the backward pass itself, and a virtualized model has only"
+            " one backward."
+            " Call the plain model where you need double backward, or drop create_graph=True (retain_graph=True"
+            " works)."
+        )

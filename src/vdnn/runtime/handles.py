@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from vdnn.torch_private import without_torch_dispatch
+
 
 class Handles:
     """Objects by the numbers in their handles."""
@@ -30,7 +32,7 @@ class Handles:
         """A handle to `obj`, valid for as long as the returned tensor's storage is."""
         number = next(self._numbers)
         # The runtime's own eight bytes are not the model's: no tracker counts them.
-        with torch._C._DisableTorchDispatch():
+        with without_torch_dispatch():
             handle = torch.tensor([number], dtype=torch.int64)
         self._objects[number] = obj
         weakref.finalize(handle.untyped_storage(), self._objects.pop, number, None).atexit = False

@@ -14,23 +14,20 @@ from typing import Any
 
 import torch
 
-
-def are_saved_tensors_shown() -> bool:
-    """Whether a hook of the user's (`torch.autograd.graph.saved_tensors_hooks`) sees what is saved now."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+from vdnn.torch_private import is_graph_kept, storage_id
 
 
 def make_own(args: list[Any], positions: Sequence[int], *, are_shown: bool) -> None:
     """Make the arguments at these positions backward's own. `are_shown`: a hook saw them when they were saved.
 
     Arguments that lie in one storage lie in one copy of it."""
-    if not are_shown and not torch._C._autograd._get_current_graph_task_keep_graph():
+    if not are_shown and not is_graph_kept():
         return
     copies: dict[int, torch.UntypedStorage] = {}
     for position in positions:
         tensor: torch.Tensor = args[position]
         storage = tensor.untyped_storage()
-        if storage._cdata not in copies:
-            copies[storage._cdata] = storage.clone()
+        if storage_id(storage) not in copies:
+            copies[storage_id(storage)] = storage.clone()
         there = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        args[position] = there.set_(copies[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        args[position] = there.set_(copies[storage_id(storage)], tensor.storage_offset(), tensor.shape, tensor.stride())

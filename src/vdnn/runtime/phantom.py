@@ -13,6 +13,8 @@ from threading import Lock
 
 import torch
 
+from vdnn.torch_private import without_torch_dispatch
+
 
 class PhantomMemory:
     """The mapping behind all phantoms: as long as the longest of them."""
@@ -25,7 +27,7 @@ class PhantomMemory:
         """What it seems to hold is undefined; writing to it is a fault."""
         extent = 1 + offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True) if size)
         # No op of the model: a tracker that saw it would count bytes that are not there.
-        with torch._C._DisableTorchDispatch():
+        with without_torch_dispatch():
             untouched = self._at_least(extent * dtype.itemsize)
             return torch.empty(0, dtype=dtype).set_(untouched.untyped_storage(), offset, shape, stride)
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import torch
 
+from vdnn.torch_private import without_torch_dispatch
+
 
 def random_state(device: torch.device) -> torch.Tensor:
     """What the next random op on this device will start from."""
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         if device.type == "cpu":
             return torch.get_rng_state()
         return torch.get_device_module(device).get_rng_state(device)
 
 
 def set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         if device.type == "cpu":
             torch.set_rng_state(state)
         else:

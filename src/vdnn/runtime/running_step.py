@@ -19,6 +19,7 @@ from vdnn.runtime.gradient_error import Remembered
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.random_states import random_state, set_random_state
 from vdnn.runtime.runtime import shared_runtime
+from vdnn.torch_private import negated_view
 
 
 class Step(Protocol):
@@ -127,5 +128,5 @@ def look(
     moved_nbytes = shown.storage_offset() * shown.element_size() - traced_nbytes
     there = torch.empty(0, dtype=dtype, device=shown.device)
     there.set_(shown.untyped_storage(), offset + moved_nbytes // dtype.itemsize, shape, stride)
-    there = torch._conj(there) if is_conj else there
-    return torch._neg_view(there) if is_neg else there
+    there = there.conj() if is_conj else there
+    return negated_view(there) if is_neg else there

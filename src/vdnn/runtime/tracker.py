@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from vdnn.ir import Role
 from vdnn.plan.model.timeline import ROLES
+from vdnn.torch_private import TorchDispatchMode, storage_id, tree_leaves
 
 _ROW = {role: row for row, role in enumerate(ROLES)}
 
@@ -45,7 +44,7 @@ class StorageTracker(TorchDispatchMode):
     def count(self, tensor: torch.Tensor, role: Role) -> None:
         """Count a tensor's storage, unless it is counted already."""
         storage = tensor.untyped_storage()
-        key = storage._cdata
+        key = storage_id(storage)
         known = self._counted.get(key)
         if known is not None and known.alive:
             return

@@ -22,7 +22,8 @@ Left out on purpose: forms that PyTorch generates by calling the functional op a
 from __future__ import annotations
 
 import torch
-from torch._ops import OpOverload
+
+from vdnn.torch_private import OpOverload
 
 aten = torch.ops.aten
 

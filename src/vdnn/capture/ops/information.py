@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import is_non_overlapping_and_dense_or_false
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.capture.ops.traits import needs_of
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.ir import Detail, Information, Need
+from vdnn.torch_private import OpOverload, is_non_overlapping_and_dense, schema_of, without_modes
 
 aten = torch.ops.aten
 
@@ -44,12 +43,12 @@ FUSED = FUSED_MASKS | FUSED_PRODUCTS | FUSED_WINDOWS
 def op_name(node: fx.Node) -> str:
     """`threshold_backward` for every overload of it; empty for what has no schema."""
     target = node.target
-    return target._schema.name.split("::")[1] if isinstance(target, torch._ops.OpOverload) else ""
+    return schema_of(target).name.split("::")[1] if isinstance(target, OpOverload) else ""
 
 
 def wanted(node: fx.Node) -> Mapping[str, Information]:
     """What a node takes of its arguments. Arguments that are not listed: all values."""
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema"
+    assert isinstance(node.target, OpOverload), f"{node} has no schema"
     arguments = arguments_of(node)
     needs = needs_of(node.target, arguments)
     details = _DETAILS.get(op_name(node), lambda _: {})(arguments)
@@ -160,7 +159,7 @@ def _memory_order(indices: torch.Tensor, num_dims: int) -> tuple[int, int] | Non
 def fills_its_storage(tensor: torch.Tensor) -> bool:
     """Every element of the storage is an element of the tensor, in some order."""
     nbytes = tensor.numel() * tensor.element_size()
-    dense = is_non_overlapping_and_dense_or_false(tensor)
+    dense = is_non_overlapping_and_dense(tensor)
     return dense and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == nbytes
 
 
@@ -170,7 +169,7 @@ def reads_code(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[f
     name = op_name(node)
     if name not in FUSED:
         return False
-    assert isinstance(node.target, torch._ops.OpOverload), f"{node} has a name and no schema"
+    assert isinstance(node.target, OpOverload), f"{node} has a name and no schema"
     arguments = arguments_of(node)
     if name in FUSED_MASKS:
         return arguments["self"] is source and _alike(arguments["grad_output"], source)
@@ -186,7 +185,7 @@ def _alike(gradient: Any, source: fx.Node) -> bool:
     if ours is None or theirs is None or ours.dtype != torch.float32 or theirs.dtype != torch.float32:
         return False
     same = ours.shape == theirs.shape and ours.stride() == theirs.stride()
-    return same and fills_its_storage(ours) and is_non_overlapping_and_dense_or_false(theirs)
+    return same and fills_its_storage(ours) and is_non_overlapping_and_dense(theirs)
 
 
 def _pools_plainly(arguments: Arguments, indices: fx.Node, result: torch.Tensor | None) -> bool:
@@ -218,5 +217,5 @@ def alphabet_of(dtypes: set[str], writers: Sequence[fx.Node]) -> tuple[float, ..
 def _one_over(divisor: float, like: torch.Tensor | None) -> float:
     """1 / divisor as the device computes it in the tensor's dtype: noise is made by that very division."""
     assert like is not None, "dropout's noise is a tensor"
-    with _disable_current_modes():
+    with without_modes():
         return float(torch.ones(1, dtype=like.dtype, device=like.device).div_(divisor))

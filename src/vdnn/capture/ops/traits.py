@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from vdnn.ir import Need, Trait
+from vdnn.torch_private import OpOverload, schema_of
 
 Arguments = Mapping[str, Any]
 Needs = Mapping[str, Need]
@@ -106,25 +107,25 @@ WITHOUT_UPDATES: dict[Any, tuple[Any, frozenset[str]]] = {
 the same bit for bit: in training, statistics come from the batch."""
 
 
-def needs_of(op: torch._ops.OpOverload, arguments: Arguments) -> Needs:
+def needs_of(op: OpOverload, arguments: Arguments) -> Needs:
     """What a call takes of its arguments. Arguments that are not listed need all values."""
     if op.namespace not in KNOWN_NAMESPACES:
         return {}
-    name = op._schema.name.split("::")[1].removesuffix("_")  # in place an op takes what it takes otherwise
+    name = schema_of(op).name.split("::")[1].removesuffix("_")  # in place an op takes what it takes otherwise
     of_call = _NEEDS_OF_CALL.get(name)
     return of_call(arguments) if of_call is not None else _FIXED_NEEDS.get(name, {})
 
 
 def traits_of(op: object) -> frozenset[Trait]:
     """What a rewrite must know of an op. Anything that is not an op with a schema has effects nobody declared."""
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, OpOverload):
         return frozenset({Trait.MUST_KEEP})
     traits: set[Trait] = set()
     if op.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
     elif op.namespace not in KNOWN_NAMESPACES:
         traits.add(Trait.MUST_KEEP)
-    if op._schema.is_mutable:
+    if schema_of(op).is_mutable:
         traits.add(Trait.IN_PLACE)
     elif op.is_view or op is torch.ops.aten._unsafe_view.default:
         traits.add(Trait.VIEW)

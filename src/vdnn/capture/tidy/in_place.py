@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from vdnn.capture.nodes import (
     StorageKey,
@@ -37,6 +36,7 @@ from vdnn.capture.nodes import (
 )
 from vdnn.capture.ops.in_place_forms import IN_PLACE_OF, OUT_OF, OVER_SECOND, PART_OF, is_known_exact
 from vdnn.ir import Phase
+from vdnn.torch_private import tree_leaves
 
 __all__ = ["IN_PLACE_OF", "call_like", "have_same_layout", "write_into_dead_inputs"]
 

@@ -31,6 +31,7 @@ from vdnn.capture.ops.traits import needs_of
 from vdnn.capture.tidy.in_place import IN_PLACE_OF, write_into_dead_inputs
 from vdnn.capture.tidy.loss_backward import write_over_log_probabilities
 from vdnn.ir import Need, Phase
+from vdnn.torch_private import OpOverload, schema_of
 
 aten = torch.ops.aten
 
@@ -65,10 +66,10 @@ def remove_detaches(graph: fx.Graph) -> None:
 def forget_unread_arguments(graph: fx.Graph) -> None:
     """An optional tensor that an op does not look at becomes None, so that nobody keeps it for that op."""
     for node in graph.nodes:
-        if not (is_op(node) and isinstance(node.target, torch._ops.OpOverload)):
+        if not (is_op(node) and isinstance(node.target, OpOverload)):
             continue
         needs = needs_of(node.target, arguments_of(node))
-        for position, argument in enumerate(node.target._schema.arguments[: len(node.args)]):
+        for position, argument in enumerate(schema_of(node.target).arguments[: len(node.args)]):
             is_optional = isinstance(argument.type, torch.OptionalType)
             if needs.get(argument.name) is Need.NOTHING and is_optional and isinstance(node.args[position], fx.Node):
                 node.update_arg(position, None)

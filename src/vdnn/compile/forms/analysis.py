@@ -36,6 +36,7 @@ from vdnn.capture.ops.traits import traits_of
 from vdnn.compile.forms import rules_of_layers, rules_of_math, rules_of_views
 from vdnn.compile.forms.rows import Call, MixesSamples, Result, Rows, Split
 from vdnn.ir import Role, Trait
+from vdnn.torch_private import OpOverload
 
 Rule = Callable[[Call], Split]
 
@@ -158,7 +159,7 @@ def _runs_whole(node: fx.Node) -> bool:
     """Random numbers are drawn for the whole batch at once, so that they are those of a step in one piece. Attention
     without dropout draws none."""
     traits = traits_of(node.target)
-    if Trait.RANDOM in traits and isinstance(node.target, torch._ops.OpOverload):
+    if Trait.RANDOM in traits and isinstance(node.target, OpOverload):
         draws = arguments_of(node).get("dropout_p") != 0.0
         return draws or bool(_WHOLE_TRAITS & traits)
     return bool(_WHOLE_TRAITS & traits)
@@ -166,6 +167,6 @@ def _runs_whole(node: fx.Node) -> bool:
 
 def rule_of(node: fx.Node) -> Rule | None:
     rule = RULES.get(op_name(node))
-    if rule is None and isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags:
+    if rule is None and isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags:
         return rules_of_math.elementwise
     return rule

@@ -22,6 +22,7 @@ from vdnn.compile.forms.prepare import Prepared
 from vdnn.compile.forms.rows import Rows
 from vdnn.compile.forms.stretches import Choice, Program, Stretch, read_by_whole_ops, schedule, values_of
 from vdnn.ir import Need, Phase
+from vdnn.torch_private import OpOverload
 
 Chooser = Callable[[Analysis], Collection[fx.Node]]
 
@@ -114,7 +115,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 def _used(op: fx.Node) -> list[fx.Node]:
     """Arguments of which more is read than the shape."""
-    if not isinstance(op.target, torch._ops.OpOverload):
+    if not isinstance(op.target, OpOverload):
         return list(op.all_input_nodes)
     arguments = arguments_of(op)
     unread = {name for name, need in needs_of(op.target, arguments).items() if need in (Need.SHAPE, Need.NOTHING)}

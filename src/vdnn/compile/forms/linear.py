@@ -16,6 +16,7 @@ from torch import fx
 from vdnn.capture.nodes import arguments_of, count_forward_outputs, is_getitem, is_tangent, tensors_of
 from vdnn.capture.ops.information import op_name
 from vdnn.capture.ops.traits import KNOWN_NAMESPACES
+from vdnn.torch_private import OpOverload
 
 _SHORT = frozenset({torch.float16, torch.bfloat16})
 
@@ -108,7 +109,7 @@ def _is_whole(node: fx.Node) -> bool:
 
 
 def _is_linear(node: fx.Node, moving: set[Any]) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace not in KNOWN_NAMESPACES:
+    if not isinstance(node.target, OpOverload) or node.target.namespace not in KNOWN_NAMESPACES:
         return False  # its name may mean anything
     name, arguments, first = op_name(node).rstrip("_"), arguments_of(node), node.args[0]
     num_moving = _count_moving(node, moving)

@@ -21,6 +21,7 @@ from vdnn.capture.ops.information import op_name
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.rows import dims_of
 from vdnn.compile.forms.rules_of_layers import CROSS_ENTROPIES, LOSSES, Reduction
+from vdnn.torch_private import schema_of
 
 aten = torch.ops.aten
 
@@ -118,7 +119,7 @@ def _other_options(node: fx.Node) -> dict[str, Any]:
 
 
 def _positional(node: fx.Node) -> list[str]:
-    return [argument.name for argument in op_of(node)._schema.arguments if not argument.kwarg_only]
+    return [argument.name for argument in schema_of(op_of(node)).arguments if not argument.kwarg_only]
 
 
 def _largest(node: fx.Node) -> int:

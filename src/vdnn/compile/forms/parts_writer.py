@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._prims_common import is_non_overlapping_and_dense_or_false, make_contiguous_strides_for
 
 from vdnn.capture.nodes import is_getitem, op_of, tensor_of, tensors_of
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.rows import Result, Rows, Split
 from vdnn.compile.forms.stretches import Choice, Program, Stretch, producer, read_by_whole_ops, values_of
+from vdnn.torch_private import contiguous_strides, is_non_overlapping_and_dense, schema_of
 
 aten = torch.ops.aten
 
@@ -124,8 +124,8 @@ class PartsWriter:
     def _room_for(self, value: fx.Node) -> fx.Node:
         tensor = tensor_of(value)
         assert tensor is not None, f"{value} is no tensor and has no rows"
-        is_dense = is_non_overlapping_and_dense_or_false(tensor)
-        strides = tensor.stride() if is_dense else make_contiguous_strides_for(tensor.shape)
+        is_dense = is_non_overlapping_and_dense(tensor)
+        strides = tensor.stride() if is_dense else contiguous_strides(tensor.shape)
         sizes, options = (list(tensor.shape), list(strides)), {"dtype": tensor.dtype, "device": tensor.device}
         return self._caller.call(value, aten.empty_strided.default, *sizes, name=f"{value.name}_whole", **options)
 
@@ -205,7 +205,7 @@ def _after(node: fx.Node, graph: fx.Graph) -> list[fx.Node]:
 def _resized(op: fx.Node, split: Split, samples: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments that spell out how many rows there are, for so many samples."""
     args, kwargs = list(op.args), dict(op.kwargs)
-    names = [argument.name for argument in op_of(op)._schema.arguments]
+    names = [argument.name for argument in schema_of(op_of(op)).arguments]
     for name, rows in split.sizes.items():
         position = names.index(name)
         size: Any = kwargs[name] if name in kwargs else args[position]

@@ -17,6 +17,7 @@ import torch
 from torch import fx
 
 from vdnn.capture.nodes import arguments_of, tensor_of, tensors_of
+from vdnn.torch_private import OpOverload
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Call:
     """One call, as rules look at it. `take` and `whole` say how an argument is read, or raise `MixesSamples`."""
 
     def __init__(self, node: fx.Node, known: Mapping[fx.Node, Rows], batch: int) -> None:
-        assert isinstance(node.target, torch._ops.OpOverload), f"{node} has no schema, and so no rule"
+        assert isinstance(node.target, OpOverload), f"{node} has no schema, and so no rule"
         self.node, self.batch, self._known = node, batch, known
         self.arguments = arguments_of(node)
         self._takes: dict[fx.Node, Rows] = {}

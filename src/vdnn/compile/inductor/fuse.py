@@ -29,10 +29,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._guards import tracing
-from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.capture.nodes import tensor_of
 from vdnn.compile.inductor.regions import Region, Stretch, computing, region_of, split, stretches
@@ -42,6 +39,13 @@ from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.plan import Plan
 from vdnn.rewrite.halves import Half
 from vdnn.runtime.executor import Program
+from vdnn.torch_private import (
+    FakeTensorMode,
+    OpOverload,
+    is_profiler_enabled,
+    tracing,
+    without_modes,
+)
 
 log = logging.getLogger("vdnn")
 
@@ -71,7 +75,7 @@ class Kernels:
         layouts = tuple(_layout(node) for node in region.inputs)
         if any(device.type != "cpu" for _, _, _, device in layouts):
             return None  # what it allocates there, the CPU allocator's events do not tell
-        with _disable_current_modes(), tracing(None), torch.no_grad(), warnings.catch_warnings():
+        with without_modes(), tracing(None), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Inductor imports deprecated parts of PyTorch
             fakes = _fake(layouts)
             traced = _traced(region, fakes)
@@ -82,7 +86,7 @@ class Kernels:
         return self.known[key]
 
     def _compiled(self, traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled | None:
-        from torch._inductor.exc import InductorError
+        from vdnn.torch_private import InductorError
 
         try:
             return _compiled(traced, fakes)
@@ -97,7 +101,7 @@ def fuse(programs: Sequence[Program], halves: Sequence[Half], plan: Plan) -> lis
     kernels = Kernels()
     fused = [_fused(program, half, plan, kernels) for program, half in zip(programs, halves, strict=True)]
     targets = [node.target for half in halves for node in computing(half.position_of)]
-    num_ops = sum(isinstance(target, torch._ops.OpOverload) for target in targets)
+    num_ops = sum(isinstance(target, OpOverload) for target in targets)
     num_fused = sum(program.num_fused_ops for program in fused)
     log.info("inductor: %d of %d ops in kernels", num_fused, num_ops)
     if kernels.failures and not num_fused:
@@ -155,7 +159,7 @@ def _fake(layouts: Sequence[Layout]) -> list[torch.Tensor]:
 
 def _traced(region: Region, fakes: Sequence[Any]) -> fx.GraphModule:
     """The region in the ops that Inductor knows, without writes but those that are seen outside."""
-    from torch._inductor.compile_fx import select_decomp_table
+    from vdnn.torch_private import select_decomp_table
 
     functional = torch.func.functionalize(region.module, remove="mutations")
     with fakes[0].fake_mode:
@@ -171,7 +175,7 @@ def _traced(region: Region, fakes: Sequence[Any]) -> fx.GraphModule:
 
 
 def _compiled(traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled:
-    from torch._inductor.compile_fx import compile_fx_inner
+    from vdnn.torch_private import compile_fx_inner
 
     compiled: Any = compile_fx_inner(traced, fakes)
 
@@ -198,7 +202,7 @@ def _tried(compiled: Compiled, region: Region, layouts: Sequence[Layout]) -> Ker
 
 def _high_nbytes(run: Callable[[], None]) -> int:
     """The most that is allocated at a time. A thread has one profiler: while the user's is on, ours is on another."""
-    if not torch.autograd._profiler_enabled():
+    if not is_profiler_enabled():
         return max(accumulate(allocation_changes(run), initial=0))
     with ThreadPoolExecutor(max_workers=1) as other_thread:
         return max(accumulate(other_thread.submit(allocation_changes, run).result(), initial=0))

@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from vdnn.capture.nodes import is_getitem, tensor_of, value_of
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Trait
 from vdnn.rewrite.halves import Half
 from vdnn.runtime.running_step import look, phantom
+from vdnn.torch_private import OpOverload, schema_of
 
 ALSO_FUSED = frozenset(
     {
@@ -203,15 +203,15 @@ def _is_plain(value: Any) -> bool:
 
 @functools.cache
 def _is_fused(op: OpOverload) -> bool:
-    name = op._schema.name.split("::")[1]
+    name = schema_of(op).name.split("::")[1]
     if op.namespace != "aten" or {Trait.RANDOM, Trait.MUST_KEEP} & traits_of(op):
         return False
-    aliases = [result.alias_info is not None for result in op._schema.returns]
+    aliases = [result.alias_info is not None for result in schema_of(op).returns]
     if len(aliases) != 1 and any(aliases):
         return False  # several results in storages that were given: which is which, only the schema of each op says
     if Trait.VIEW in traits_of(op):
         # Where a look lies in its storage is not known to a kernel, which is given addresses.
-        return name != "as_strided" and isinstance(op._schema.returns[0].type, torch.TensorType)
+        return name != "as_strided" and isinstance(schema_of(op).returns[0].type, torch.TensorType)
     packet = getattr(torch.ops.aten, name)
     tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
     return name in ALSO_FUSED or bool(tags & {torch.Tag.pointwise, torch.Tag.reduction})
@@ -224,7 +224,7 @@ def source_of(node: fx.Node) -> fx.Node | None:
     assert isinstance(node.target, OpOverload), f"{node} is no op"
     if Trait.VIEW in traits_of(node.target):
         return node.all_input_nodes[0]
-    result = node.target._schema.returns[0].alias_info if node.target._schema.returns else None
+    result = schema_of(node.target).returns[0].alias_info if schema_of(node.target).returns else None
     if result is None:
         return None
     return next(given for given, info in _written(node) if info.before_set == result.before_set)
@@ -241,7 +241,7 @@ def _written(node: fx.Node) -> list[tuple[fx.Node, Any]]:
     """The arguments that an op writes into, and what its schema says of them."""
     if not isinstance(node.target, OpOverload):
         return []
-    schema = node.target._schema.arguments
+    schema = schema_of(node.target).arguments
     given = [(node.args[at] if at < len(node.args) else node.kwargs.get(a.name), a) for at, a in enumerate(schema)]
     return [
         (value, argument.alias_info)

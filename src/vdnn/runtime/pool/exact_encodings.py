@@ -12,6 +12,7 @@ import torch
 from vdnn.codecs import Codec, codec_for
 from vdnn.codecs.bool_mask import detail_of_alphabet
 from vdnn.ir import Role, Storage
+from vdnn.torch_private import without_torch_dispatch
 
 SAMPLES = 4096  # elements looked at; the standard error of a share is then below 0.8 %
 MARGIN = 0.04  # five standard errors: a code that does not fit has cost its encoding
@@ -21,7 +22,7 @@ _SAMPLED_AS = {4: torch.int32, 2: torch.int16}  # bits count, not values: a nega
 
 
 def exact_codec(flat: torch.Tensor, dtype: torch.dtype) -> Codec | None:
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         if dtype is torch.bool:
             return _bits(flat)
         return _sparse(flat, FLOATS[dtype]) if dtype in FLOATS else None

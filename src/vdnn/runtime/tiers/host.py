@@ -16,6 +16,7 @@ import torch
 from vdnn.errors import TierFailed
 from vdnn.runtime.tiers.ledger import Lease, Ledger
 from vdnn.runtime.tiers.raw_memory import move_bytes, prefer_huge_pages
+from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import MiB, format_nbytes
 
 SLAB_NBYTES = 64 * MiB  # a few of the largest feature maps; the last slab, half empty on average, is what it wastes
@@ -88,7 +89,7 @@ class HostRoom:
         nbytes = self._slab_nbytes
         if self.capacity_nbytes is not None:
             nbytes = min(nbytes, self.capacity_nbytes - index * self._slab_nbytes)
-        with torch._C._DisableTorchDispatch():  # the runtime's memory is not the model's: no tracker counts it
+        with without_torch_dispatch():  # the runtime's memory is not the model's: no tracker counts it
             try:
                 slab = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin)
             except RuntimeError as error:
@@ -135,5 +136,5 @@ class HostPlace:
 
     def pieces(self) -> list[torch.Tensor]:
         """The place as flat tensors, in order: what an accelerator copies to and from."""
-        with torch._C._DisableTorchDispatch():
+        with without_torch_dispatch():
             return [slab[begin : begin + nbytes] for slab, begin, nbytes in self._room.pieces(self._lease)]

@@ -21,8 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from vdnn.torch_private import TorchDispatchMode, schema_of, storage_id, tree_leaves
 
 Clock = dict[str, int]
 
@@ -147,7 +147,7 @@ class CheckedCompute(TorchDispatchMode):
         for tensor in _tensors((args, kwargs)):
             self._follow(tensor)
             self._ops.compute_reads(tensor)
-        for argument, value in zip(func._schema.arguments, args, strict=False):
+        for argument, value in zip(schema_of(func).arguments, args, strict=False):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 self._report_writes(value)
         result = func(*args, **kwargs)
@@ -161,10 +161,12 @@ class CheckedCompute(TorchDispatchMode):
     def _follow(self, tensor: torch.Tensor) -> bool:
         """Whether this is the first sight of its storage, whose end will be reported."""
         storage = tensor.untyped_storage()
-        if storage._cdata in self._known:
+        if storage_id(storage) in self._known:
             return False
-        self._known.add(storage._cdata)
-        weakref.finalize(storage, self._forget, storage._cdata, storage.data_ptr(), storage.nbytes()).atexit = False
+        self._known.add(storage_id(storage))
+        weakref.finalize(
+            storage, self._forget, storage_id(storage), storage.data_ptr(), storage.nbytes()
+        ).atexit = False
         return True
 
     def _forget(self, key: int, begin: int, nbytes: int) -> None:

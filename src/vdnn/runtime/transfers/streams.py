@@ -28,6 +28,7 @@ from vdnn.runtime.tiers.host import HostPlace, HostRoom
 from vdnn.runtime.tiers.store import Place, Room
 from vdnn.runtime.transfers.stream_ops import Event, StreamOps
 from vdnn.runtime.worker import Job, Worker
+from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import GiB, format_nbytes
 
 TRANSIT_NBYTES = GiB  # page-locked memory on its way to disk or back before a copy waits for the disk to catch up
@@ -170,11 +171,11 @@ class StreamTransfers:
         if self._transit_nbytes > TRANSIT_NBYTES:
             self._to_disk.drain()
             self._transit_nbytes = nbytes
-        with torch._C._DisableTorchDispatch():
+        with without_torch_dispatch():
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._host.pin)
 
 
 def _cut(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
     """Views of `whole`, one after the other, as long as the pieces."""
-    with torch._C._DisableTorchDispatch():
+    with without_torch_dispatch():
         return torch.split(whole, [piece.numel() for piece in pieces]) if pieces else ()

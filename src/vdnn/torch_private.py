@@ -1,0 +1,302 @@
+"""Every private name of PyTorch that vdnn uses, and why; no other file of vdnn names one.
+
+Enters: torch, of a release that `TESTED` covers. Leaves: those names, under words of ours where theirs say less. What
+differs between the releases is bridged here. Beside each group stands what we would rather call, so that it can go when
+PyTorch offers it. `tests/cpu/test_torch_private.py` lists all that are missing or have changed in the torch at hand.
+
+Note: [Heavy names arrive on first use]
+AOTAutograd, Dynamo and Inductor take two to three seconds to import, and an eager tensor cache needs none of them.
+Their names are found by the module's `__getattr__`: who imports one from here pays for it, this module does not.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import _decomp, _guards, _ops, _prims_common, _subclasses, nn
+from torch._functorch import config
+from torch._functorch._aot_autograd import descriptors
+from torch.fx import graph, node
+from torch.nn.utils import stateless
+from torch.utils import _python_dispatch, _pytree
+
+if TYPE_CHECKING:
+    from torch._dynamo.backends.common import aot_autograd as aot_autograd
+    from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
+    from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
+    from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors as aot_compile_joint_with_descriptors
+    from torch._functorch.aot_autograd import aot_export_joint_with_descriptors as aot_export_joint_with_descriptors
+    from torch._inductor.compile_fx import compile_fx_inner as compile_fx_inner
+    from torch._inductor.compile_fx import select_decomp_table as select_decomp_table
+    from torch._inductor.exc import InductorError as InductorError
+
+
+HEAVY = {
+    # Joint graphs of forward and backward. Public `torch.export` captures forward alone.
+    "aot_autograd": "torch._dynamo.backends.common",
+    "aot_compile_joint_with_descriptors": "torch._functorch.aot_autograd",
+    "aot_export_joint_with_descriptors": "torch._functorch.aot_autograd",
+    # What a call of a compiled model may raise. `torch.compiler` names none of them.
+    "BackendCompilerFailed": "torch._dynamo.exc",
+    "TorchDynamoException": "torch._dynamo.exc",
+    # Kernels of a part of a graph. Public `torch.compile(backend="inductor")` takes whole functions and guards them.
+    "compile_fx_inner": "torch._inductor.compile_fx",
+    "select_decomp_table": "torch._inductor.compile_fx",
+    "InductorError": "torch._inductor.exc",
+}
+"""Names of modules that are imported on first use. Note: [Heavy names arrive on first use]"""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in HEAVY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(HEAVY[name]), name)
+    return found
+
+
+# Graphs and tensors of a trace
+
+
+OpOverload = _ops.OpOverload
+HigherOrderOperator = _ops.HigherOrderOperator
+"""What a captured graph calls. Public: `torch.library` holds OpOverload and does not document it."""
+
+FakeTensor = _subclasses.FakeTensor
+FakeTensorMode = _subclasses.FakeTensorMode
+"""Tensors of a trace. Public `torch.export` makes some, none of a layout that one names."""
+
+TracingContext = _guards.TracingContext
+tracing = _guards.tracing
+"""The trace that runs. Public `torch.compiler.is_compiling` says only that one does."""
+
+decomposition_table = _decomp.decomposition_table
+"""Stand-ins that a trace runs instead of kernels. Public `torch.export.default_decompositions` returns a copy."""
+
+functorch_config = config
+"""Settings of AOTAutograd. Public: none; `torch.compiler.config` has only what all compilers share."""
+
+BufferAOTInput = descriptors.BufferAOTInput
+ParamAOTInput = descriptors.ParamAOTInput
+PlainAOTInput = descriptors.PlainAOTInput
+SavedForBackwardsAOTOutput = descriptors.SavedForBackwardsAOTOutput
+"""What an input or output of a joint graph is. Public signatures (`torch.export`) describe forward graphs."""
+
+BoxedCodeGen = graph._BoxedCodeGen
+"""Writes a program that empties its list of arguments. Public: none in `torch.fx`."""
+
+side_effectful_functions = node._side_effectful_functions
+"""Ops that no pass may remove. Public `torch.fx.Node.is_impure` reads it; nothing public adds to it."""
+
+is_non_overlapping_and_dense = _prims_common.is_non_overlapping_and_dense_or_false
+contiguous_strides = _prims_common.make_contiguous_strides_for
+"""Questions about strides. Public `Tensor.is_contiguous` does not know the other dense layouts."""
+
+with_tensors = stateless._reparametrize_module
+"""While open, a module has other tensors. Public `torch.func.functional_call` closes before a trace has ended."""
+
+tree_flatten = _pytree.tree_flatten
+tree_leaves = _pytree.tree_leaves
+tree_map = _pytree.tree_map
+"""Nested arguments. Public: no `torch.utils.pytree` in 2.15; the package optree is one more to install."""
+
+
+def schema_of(op: OpOverload) -> Any:
+    """Arguments, results and what aliases what. Public `torch.library` writes schemas and does not read them."""
+    return op._schema
+
+
+def python_kernels(op: OpOverload) -> dict[Any, Callable[..., Any]]:
+    """By dispatch key, the Python versions of an op that a trace prefers. Public `torch.library.impl` adds, and does
+    not take away. Whoever changes them calls `forget_dispatch`."""
+    return op.py_kernels
+
+
+def forget_dispatch(op: OpOverload) -> None:
+    """Have the op look its kernels up anew."""
+    op._dispatch_cache.clear()
+
+
+# Dispatch
+
+
+TorchDispatchMode = _python_dispatch.TorchDispatchMode
+active_modes = _python_dispatch._get_current_dispatch_mode_stack
+push_mode = _python_dispatch._push_mode
+"""Seeing every op of a thread. The class is documented (torch's notes, "Extending PyTorch"), at its private place."""
+
+without_modes = _python_dispatch._disable_current_modes
+"""While open, no mode is active, not even those of a running trace. Public: none."""
+
+without_torch_dispatch = torch._C._DisableTorchDispatch
+"""While open, no mode and no subclass sees this thread's ops: the runtime's own bytes are not the model's, and no
+tracker counts them. The class itself, because every transfer enters it. Public: none."""
+
+
+def is_profiler_enabled() -> bool:
+    """Whether this thread records. Public: none; `torch.profiler` fails when it is entered a second time."""
+    return torch.autograd._profiler_enabled()
+
+
+def start_recording_memory() -> None:
+    """Record this thread's allocations. Public `torch.profiler` takes over a second the first time and writes to
+    stderr; this takes 30 microseconds. Note: [What the allocator's events see]"""
+    from torch._C._autograd import _enable_profiler_legacy
+    from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
+
+    shapes, memory, stacks, flops, modules = False, True, False, False, False
+    _enable_profiler_legacy(
+        ProfilerConfig(ProfilerState.CPU, shapes, memory, stacks, flops, modules, _ExperimentalConfig())
+    )
+
+
+def stop_recording_memory() -> list[int]:
+    """What was allocated since, in order; a release is negative."""
+    from torch._C._autograd import _disable_profiler_legacy
+
+    threads = _disable_profiler_legacy()
+    return [event.cpu_memory_usage() for events in threads for event in events if event.kind() == "memory_alloc"]
+
+
+# Autograd
+
+
+def is_graph_kept() -> bool:
+    """Whether the running backward leaves its graph for another one (`retain_graph=True`). Public: none."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def is_in_backward() -> bool:
+    """Whether this thread runs a backward. Public: none."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def is_backward_differentiated() -> bool:
+    """Whether the running backward of AOTAutograd is recorded for a second one (`create_graph=True`).
+
+    The engine's grad mode would say so, but AOTAutograd calls us under `no_grad` either way, from a function named
+    `_double_backward` in this case. No flag tells the two apart, so we look for that caller, and only when autograd
+    says that the graph is kept at all."""
+    frame = sys._getframe(1) if is_graph_kept() else None
+    while frame is not None and frame.f_code.co_name != "backward":
+        if frame.f_code.co_name == "_double_backward":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def are_saved_tensors_hooked() -> bool:
+    """Whether a hook of `torch.autograd.graph.saved_tensors_hooks` sees what is saved now. Public: none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+
+
+# Tensors and storages
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """The same for all tensors of one storage while it lives. Public `data_ptr()` is 0 for fake and empty ones."""
+    return storage._cdata
+
+
+def num_holders(storage: torch.UntypedStorage) -> int:
+    """How many tensors and Python objects hold the storage. Public: none."""
+    return torch._C._storage_Use_Count(storage._cdata)
+
+
+def num_writes(tensor: torch.Tensor) -> int:
+    """How often the tensor's memory was written in place. The autograd notes document the attribute as it is."""
+    return tensor._version
+
+
+def negated_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, read with the opposite sign. Public: only as `x.conj().imag`."""
+    return torch._neg_view(tensor)
+
+
+# Modules
+
+
+def tensor_tables(module: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A module's own parameters and buffers, to be changed. Public `named_parameters` leaves out those that are None,
+    and setting attributes goes through `__setattr__`."""
+    return module._parameters, module._buffers
+
+
+def own_buffers(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """A module's own buffers, also those that are None, which public `named_buffers` leaves out."""
+    return module._buffers
+
+
+def forward_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """Before and after. Public: hooks are registered and removed, not read."""
+    return module._forward_hooks, module._forward_pre_hooks
+
+
+def backward_hooks(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return module._backward_hooks, module._backward_pre_hooks
+
+
+def plain_call(module: nn.Module) -> Callable[..., Any]:
+    """What calling a module does when nothing was compiled: hooks and forward."""
+    return module._call_impl
+
+
+def compiled_call(module: Any) -> Any:
+    """What calling a module does instead, or None. Public `Module.compile` sets only what torch.compile made."""
+    return module._compiled_call_impl
+
+
+def set_compiled_call(module: Any, call: Callable[..., Any] | None) -> None:
+    module._compiled_call_impl = call
+
+
+def mark_boxed(function: Any) -> None:
+    """Say that a callable takes one list and empties it. On the instance: Dynamo's wrappers carry over an instance's
+    attributes, not its class's. Public: none."""
+    function._boxed_call = True
+
+
+def guarding_hooks() -> AbstractContextManager[Any]:
+    """While open, Dynamo looks at a module's hooks before each call: one that was added later must run. Public
+    `torch.compiler.config` does not have the setting."""
+    from torch._dynamo import config as dynamo_config
+
+    return dynamo_config.patch(skip_nnmodule_hook_guards=False)
+
+
+# Releases
+
+TESTED = ((2, 13), (2, 15))
+"""The first and the last minor release that the tests have passed on."""
+
+
+def torch_version() -> str:
+    """The release at hand, as torch writes it: 2.13.0+cpu. Public, but spelled like a private name."""
+    return str(torch.__version__)
+
+
+def minor_release(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def warn_if_untested(version: str) -> None:
+    """A newer release than those tested may work as well; whoever takes it should know."""
+    if minor_release(version) > TESTED[1]:
+        warnings.warn(
+            f"vdnn has been tested with torch {_dotted(TESTED[0])} to {_dotted(TESTED[1])}, and this is {version}:"
+            " compare a step with the plain model before you rely on it (`vdnn train --verify`).",
+            stacklevel=2,
+        )
+
+
+def _dotted(release: Iterable[int]) -> str:
+    return ".".join(map(str, release))
+
+
+warn_if_untested(torch_version())  # once: a module is imported once
