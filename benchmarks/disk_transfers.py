@@ -24,7 +24,7 @@ import torch
 
 from vdnn.calibrate.disk_speed import measure_disk
 from vdnn.environment import disk_dir
-from vdnn.runtime.tiers.disk import DiskRoom
+from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.transfers.interface import Ticket
 from vdnn.runtime.transfers.threads import ThreadTransfers
 from vdnn.units import format_nbytes, parse_nbytes
@@ -93,7 +93,7 @@ def busy_cores() -> Iterator[None]:
 
 def compare(directory: str, count: int, nbytes: int, rounds: int, *, is_busy: bool) -> str:
     sources = [torch.randint(0, 256, (nbytes,), dtype=torch.uint8) for _ in range(4)]
-    engine = ThreadTransfers({"disk": DiskRoom(directory)})
+    engine = ThreadTransfers({"disk": DiskStore(directory)})
     raws, ours = [], []
     with busy_cores() if is_busy else nullcontext():
         transfers(engine, sources, count)  # the file gets its blocks, as in the first step of a training

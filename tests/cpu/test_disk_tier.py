@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from vdnn.errors import InvalidInput, TierFailed, TierFull
 from vdnn.runtime.tiers import disk as disk_module
 from vdnn.runtime.tiers import disk_file
-from vdnn.runtime.tiers.disk import DiskRoom
+from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.units import MiB
 
 PAGE = 4096
@@ -29,19 +29,19 @@ def random_bytes(nbytes: int) -> torch.Tensor:
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
 
 
-def round_trip(room: DiskRoom, nbytes: int = 10_000) -> bool:
+def round_trip(store: DiskStore, nbytes: int = 10_000) -> bool:
     source, target = random_bytes(nbytes), torch.zeros(nbytes, dtype=torch.uint8)
-    place = room.reserve(nbytes)
+    place = store.reserve(nbytes)
     place.write(source)
     place.read(target)
     return torch.equal(source, target)
 
 
 @pytest.fixture
-def room(tmp_path: Path) -> Iterator[DiskRoom]:
-    room = DiskRoom(tmp_path)
-    yield room
-    room.close()
+def store(tmp_path: Path) -> Iterator[DiskStore]:
+    store = DiskStore(tmp_path)
+    yield store
+    store.close()
 
 
 def mounted(kind: str, options: str, where: Path) -> Iterator[Path]:
@@ -76,124 +76,124 @@ def test_bytes_come_back_into_any_alignment_and_touch_nothing_else(
         if not is_direct:
             patch.setattr(disk_file, "direct_flag", lambda: 0)
         patch.setattr(disk_module, "CHUNK_NBYTES", 2 * PAGE)
-        room = DiskRoom(tmp_path_factory.getbasetemp())
+        store = DiskStore(tmp_path_factory.getbasetemp())
         source = random_bytes(8 * PAGE)[source_at : source_at + nbytes]
-        place, arena = room.reserve(nbytes), torch.full((8 * PAGE,), 7, dtype=torch.uint8)
+        place, arena = store.reserve(nbytes), torch.full((8 * PAGE,), 7, dtype=torch.uint8)
         place.write(source)
         place.read(arena[target_at : target_at + nbytes])
-        room.close()
+        store.close()
     expected = torch.full_like(arena, 7)
     expected[target_at : target_at + nbytes] = source
     assert torch.equal(arena, expected)
 
 
 def test_a_place_in_several_pieces_comes_back_whole(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path, 64 * PAGE)
-    places = [room.reserve(1) for _ in range(40)]
+    store = DiskStore(tmp_path, 64 * PAGE)
+    places = [store.reserve(1) for _ in range(40)]
     del places[::2]
     source, target = random_bytes(44 * PAGE), torch.zeros(44 * PAGE, dtype=torch.uint8)
-    place = room.reserve(source.numel())
+    place = store.reserve(source.numel())
     assert len(place._lease.extents) > 1
     place.write(source)
     place.read(target)
     assert torch.equal(source, target)
 
 
-def test_large_tensors_of_several_chunks_come_back(room: DiskRoom) -> None:
-    assert round_trip(room, 20 * MiB + 12_345)
+def test_large_tensors_of_several_chunks_come_back(store: DiskStore) -> None:
+    assert round_trip(store, 20 * MiB + 12_345)
 
 
-def test_room_is_given_back_with_the_last_reference(room: DiskRoom) -> None:
-    place = room.reserve(12_345)
-    assert room.used_nbytes == 12_345
+def test_room_is_given_back_with_the_last_reference(store: DiskStore) -> None:
+    place = store.reserve(12_345)
+    assert store.used_nbytes == 12_345
     del place
-    assert room.used_nbytes == 0
+    assert store.used_nbytes == 0
 
 
-def test_the_file_does_not_grow_when_room_is_reused(room: DiskRoom) -> None:
+def test_the_file_does_not_grow_when_room_is_reused(store: DiskStore) -> None:
     for _ in range(10):
-        round_trip(room, 100_000)
-    file = room._file
+        round_trip(store, 100_000)
+    file = store._file
     assert file is not None
     assert os.fstat(file._descriptor).st_size <= 100_000 + 3 * PAGE
 
 
 def test_the_file_is_private_has_no_name_and_is_made_at_the_first_reserve(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path)
-    assert room._file is None
-    round_trip(room)
-    status = os.fstat(room._file._descriptor)  # type: ignore[union-attr]
-    room.close()
+    store = DiskStore(tmp_path)
+    assert store._file is None
+    round_trip(store)
+    status = os.fstat(store._file._descriptor)  # type: ignore[union-attr]
+    store.close()
     assert (status.st_mode & 0o777, status.st_nlink, list(tmp_path.iterdir())) == (0o600, 0, [])
 
 
 def test_the_budget_counts_the_bytes_of_tensors_to_the_last_one(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path, 10 * 1000)
-    places = [room.reserve(1000) for _ in range(10)]
+    store = DiskStore(tmp_path, 10 * 1000)
+    places = [store.reserve(1000) for _ in range(10)]
     with pytest.raises(TierFull, match=r"the disk tier has no room for 1 B: 9\.77 KiB of its 9\.77 KiB .*disk_budget"):
-        room.reserve(1)
+        store.reserve(1)
     places.pop()
-    assert room.reserve(1000).nbytes == 1000
+    assert store.reserve(1000).nbytes == 1000
 
 
 def test_a_missing_directory_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"nowhere' for the disk tier: it is not a directory"):
-        DiskRoom(tmp_path / "nowhere")
+        DiskStore(tmp_path / "nowhere")
 
 
 def test_a_read_only_file_system_is_refused_at_once(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     with pytest.raises(InvalidInput, match="it is not writable"):
-        DiskRoom(small_disk)
+        DiskStore(small_disk)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_directory_without_permission_is_refused_at_once(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(InvalidInput, match="it is not writable"):
-        DiskRoom(tmp_path)
+        DiskStore(tmp_path)
 
 
 def test_a_disk_that_is_too_small_is_full_before_anything_is_written(small_disk: Path) -> None:
-    room = DiskRoom(small_disk)
+    store = DiskStore(small_disk)
     with pytest.raises(TierFull, match=r"the disk tier has no room for 2\.00 MiB: .*small' has .* free"):
-        room.reserve(2 * MiB)
+        store.reserve(2 * MiB)
 
 
 def test_a_disk_that_others_fill_is_full_in_words_and_works_again_when_they_leave(small_disk: Path) -> None:
-    room = DiskRoom(small_disk)
-    place = room.reserve(300_000)
+    store = DiskStore(small_disk)
+    place = store.reserve(300_000)
     other = small_disk / "other"
     other.write_bytes(bytes(900_000))
     with pytest.raises(TierFull, match=r"writing .* to the disk tier .* failed: .*Free some space"):
         place.write(random_bytes(300_000))
     other.unlink()
-    assert round_trip(room, 300_000)
+    assert round_trip(store, 300_000)
 
 
 def test_a_file_system_without_direct_io_works_and_the_log_says_so_once(
     disk_without_direct_io: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    room = DiskRoom(disk_without_direct_io)
-    assert round_trip(room, 20_000)
-    assert round_trip(room, 20_000)
-    room.close()
+    store = DiskStore(disk_without_direct_io)
+    assert round_trip(store, 20_000)
+    assert round_trip(store, 20_000)
+    store.close()
     assert [record.levelno for record in caplog.records if "no direct I/O" in record.message] == [logging.WARNING]
 
 
-def test_direct_io_is_used_where_the_file_system_has_it(room: DiskRoom, tmp_path: Path) -> None:
-    round_trip(room)
+def test_direct_io_is_used_where_the_file_system_has_it(store: DiskStore, tmp_path: Path) -> None:
+    round_trip(store)
     try:
         os.close(os.open(tmp_path, os.O_TMPFILE | os.O_RDWR | os.O_DIRECT, 0o600))
     except OSError:
         pytest.skip("this file system has no direct I/O")
-    assert room._file is not None
-    assert room._file.is_direct
+    assert store._file is not None
+    assert store._file.is_direct
 
 
 @pytest.mark.parametrize(("call", "verb"), [("pwritev", "writing"), ("preadv", "reading")])
 def test_an_input_output_error_names_tier_bytes_and_the_system_s_words(
-    room: DiskRoom, monkeypatch: pytest.MonkeyPatch, call: str, verb: str
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch, call: str, verb: str
 ) -> None:
     def fail(*_: Any) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -201,22 +201,22 @@ def test_an_input_output_error_names_tier_bytes_and_the_system_s_words(
     with monkeypatch.context() as patch:
         patch.setattr(os, call, fail)
         with pytest.raises(TierFailed, match=rf"{verb} \d+\.00 KiB .* the disk tier .* failed: Input/output error"):
-            round_trip(room, 2 * PAGE + 1000)
-    assert round_trip(room)
+            round_trip(store, 2 * PAGE + 1000)
+    assert round_trip(store)
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])
 def test_a_short_move_is_a_failure_with_both_numbers(
-    room: DiskRoom, monkeypatch: pytest.MonkeyPatch, call: str
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
     whole = getattr(os, call)
     monkeypatch.setattr(os, call, lambda fd, buffers, offset: whole(fd, buffers, offset) - 512)
     with pytest.raises(TierFailed, match=r"only \d+ of \d+ bytes were moved"):
-        round_trip(room)
+        round_trip(store)
 
 
 def test_half_of_a_large_tensor_that_fails_in_the_second_thread_fails_the_whole(
-    room: DiskRoom, monkeypatch: pytest.MonkeyPatch
+    store: DiskStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = os.preadv
 
@@ -227,18 +227,18 @@ def test_half_of_a_large_tensor_that_fails_in_the_second_thread_fails_the_whole(
 
     monkeypatch.setattr(os, "preadv", fail_late)
     with pytest.raises(TierFailed, match="Input/output error"):
-        round_trip(room, 32 * MiB)
+        round_trip(store, 32 * MiB)
 
 
-def test_what_was_never_written_is_not_read(room: DiskRoom) -> None:
+def test_what_was_never_written_is_not_read(store: DiskStore) -> None:
     with pytest.raises(TierFailed, match="never written"):
-        room.reserve(100).read(torch.empty(100, dtype=torch.uint8))
+        store.reserve(100).read(torch.empty(100, dtype=torch.uint8))
 
 
 def test_a_closed_tier_refuses_in_words(tmp_path: Path) -> None:
-    room = DiskRoom(tmp_path)
-    place = room.reserve(100)
-    room.close()
-    room.close()
+    store = DiskStore(tmp_path)
+    place = store.reserve(100)
+    store.close()
+    store.close()
     with pytest.raises(TierFailed, match="disk tier has been closed"):
         place.write(random_bytes(100))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdnn.errors import TierFailed, TierFull
-from vdnn.runtime.tiers.host import HostRoom
+from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.tracker import StorageTracker
 
 
@@ -21,11 +21,11 @@ def random_bytes(nbytes: int) -> torch.Tensor:
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=30))
 def test_what_was_written_is_read_however_places_come_and_go(steps: list[tuple[int, bool]]) -> None:
-    room, held = HostRoom(4000, slab_nbytes=256, pin=False), []
+    store, held = HostStore(4000, slab_nbytes=256, pin=False), []
     for nbytes, drops_one in steps:
-        if room.used_nbytes + nbytes <= 4000:
+        if store.used_nbytes + nbytes <= 4000:
             source = random_bytes(nbytes)
-            held.append((room.reserve(nbytes), source))
+            held.append((store.reserve(nbytes), source))
             held[-1][0].write(source)
         if drops_one and held:
             held.pop(len(held) // 2)
@@ -33,63 +33,63 @@ def test_what_was_written_is_read_however_places_come_and_go(steps: list[tuple[i
         target = torch.zeros_like(source)
         place.read(target)
         assert torch.equal(target, source)
-    assert room.used_nbytes == sum(source.numel() for _, source in held)
+    assert store.used_nbytes == sum(source.numel() for _, source in held)
 
 
 def test_slabs_are_made_when_written_and_reused_afterwards() -> None:
-    room = HostRoom(slab_nbytes=1024, pin=False)
-    room.reserve(1000)
-    assert room.slab_nbytes == 0
+    store = HostStore(slab_nbytes=1024, pin=False)
+    store.reserve(1000)
+    assert store.slab_nbytes == 0
     for _ in range(20):
-        room.reserve(1000).write(random_bytes(1000))
-    assert room.slab_nbytes == 1024
+        store.reserve(1000).write(random_bytes(1000))
+    assert store.slab_nbytes == 1024
 
 
 def test_slabs_never_exceed_the_bound() -> None:
-    room = HostRoom(2500, slab_nbytes=1024, pin=False)
-    places = [room.reserve(nbytes) for nbytes in (1000, 1000, 500)]
+    store = HostStore(2500, slab_nbytes=1024, pin=False)
+    places = [store.reserve(nbytes) for nbytes in (1000, 1000, 500)]
     for place in places:
         place.write(random_bytes(place.nbytes))
-    assert room.slab_nbytes == 2500
+    assert store.slab_nbytes == 2500
 
 
 def test_a_full_tier_names_itself_what_was_asked_what_is_used_and_the_way_out() -> None:
-    room = HostRoom(1024, pin=False)
-    held = room.reserve(1000)
+    store = HostStore(1024, pin=False)
+    held = store.reserve(1000)
     with pytest.raises(TierFull, match=r"the host tier has no room for 100 B: 1000 B of its 1\.00 KiB .*host_budget"):
-        room.reserve(100)
+        store.reserve(100)
     del held
-    assert room.reserve(1024).nbytes == 1024
+    assert store.reserve(1024).nbytes == 1024
 
 
 def test_every_byte_of_the_bound_can_be_used_however_scattered() -> None:
-    room = HostRoom(1000, slab_nbytes=64, pin=False)
-    places = [room.reserve(10) for _ in range(100)]
+    store = HostStore(1000, slab_nbytes=64, pin=False)
+    places = [store.reserve(10) for _ in range(100)]
     del places[::2]
     source, target = random_bytes(500), torch.empty(500, dtype=torch.uint8)
-    place = room.reserve(500)
+    place = store.reserve(500)
     place.write(source)
     place.read(target)
     assert torch.equal(target, source)
 
 
 def test_the_tier_s_own_memory_is_not_counted_as_the_model_s() -> None:
-    room = HostRoom(slab_nbytes=4096, pin=False)
+    store = HostStore(slab_nbytes=4096, pin=False)
     source = random_bytes(100)
     with StorageTracker() as tracker:
-        place = room.reserve(100)
+        place = store.reserve(100)
         place.write(source)
         place.pieces()
     assert tracker.peak_nbytes == 0
 
 
 def test_many_threads_reserve_write_and_drop_without_mixing_bytes() -> None:
-    room, wrong = HostRoom(8 * 64 * 1024, slab_nbytes=16 * 1024, pin=False), []
+    store, wrong = HostStore(8 * 64 * 1024, slab_nbytes=16 * 1024, pin=False), []
 
     def work(seed: int) -> None:
         for k in range(100):
             source = torch.full((1 + (seed * 7919 + k * 104729) % 60_000,), (seed * 31 + k) % 256, dtype=torch.uint8)
-            place, target = room.reserve(source.numel()), torch.zeros_like(source)
+            place, target = store.reserve(source.numel()), torch.zeros_like(source)
             place.write(source)
             place.read(target)
             if not torch.equal(target, source):
@@ -101,14 +101,14 @@ def test_many_threads_reserve_write_and_drop_without_mixing_bytes() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert room.used_nbytes == 0
+    assert store.used_nbytes == 0
 
 
 def test_a_closed_tier_refuses_in_words() -> None:
-    room = HostRoom(pin=False)
-    place = room.reserve(10)
-    room.close()
+    store = HostStore(pin=False)
+    place = store.reserve(10)
+    store.close()
     with pytest.raises(TierFailed, match="host tier has been closed"):
         place.write(random_bytes(10))
     with pytest.raises(TierFailed, match="host tier has been closed"):
-        room.reserve(10)
+        store.reserve(10)

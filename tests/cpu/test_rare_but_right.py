@@ -12,7 +12,7 @@ from equivalence import virtualize
 from tiers import DISK
 from torch import Tensor, nn
 
-from vdnn.runtime.tiers.disk import DiskRoom
+from vdnn.runtime.tiers.disk import DiskStore
 
 
 def assert_trains_as_plain(model: nn.Module, *args: Tensor, **options: Any) -> None:
@@ -138,13 +138,13 @@ def test_a_users_own_op_is_not_run_to_be_measured() -> None:
 
 
 def test_a_bound_on_the_disk_that_is_no_multiple_of_a_page_holds_what_it_says(tmp_path: Any) -> None:
-    room = DiskRoom(tmp_path, 1_000_000)
-    first, _second = room.reserve(300_000), room.reserve(100_000)
+    store = DiskStore(tmp_path, 1_000_000)
+    first, _second = store.reserve(300_000), store.reserve(100_000)
     del first
-    third, sent = room.reserve(800_000), torch.randint(0, 255, (800_000,), dtype=torch.uint8)
+    third, sent = store.reserve(800_000), torch.randint(0, 255, (800_000,), dtype=torch.uint8)
     third.write(sent)
     back = torch.empty_like(sent)
     third.read(back)
     assert torch.equal(sent, back)
     del third, _second
-    room.close()
+    store.close()

@@ -18,8 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vdnn.errors import TierFailed
-from vdnn.runtime.tiers.disk import DiskRoom
-from vdnn.runtime.tiers.host import HostRoom
+from vdnn.runtime.tiers.disk import DiskStore
+from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.transfers.checking import CheckedCompute, CheckingOps
 from vdnn.runtime.transfers.streams import StreamTicket, StreamTransfers
 
@@ -60,7 +60,7 @@ def free(ops: CheckingOps, tensor: torch.Tensor) -> None:
 
 def away_and_back(ops: CheckingOps) -> None:
     """The life of a feature map. Its old memory is freed, and the memory it returns to was in use just before."""
-    transfers = StreamTransfers(ops, HostRoom(pin=False))
+    transfers = StreamTransfers(ops, HostStore(pin=False))
     source, target = buffer(), buffer()
     ops.compute_writes(source)
     ticket = transfers.send(source, "host")  # wait 0: the copy out after compute
@@ -74,7 +74,7 @@ def away_and_back(ops: CheckingOps) -> None:
 
 def back_before_it_is_away(ops: CheckingOps) -> None:
     """A fetch right after the send: only its own wait orders it after the copy out."""
-    transfers = StreamTransfers(ops, HostRoom(pin=False))
+    transfers = StreamTransfers(ops, HostStore(pin=False))
     source, target = buffer(), buffer()
     ops.compute_writes(source)
     ticket = transfers.send(source, "host")  # wait 0
@@ -87,7 +87,7 @@ def back_before_it_is_away(ops: CheckingOps) -> None:
 
 def dropped_in_flight(ops: CheckingOps) -> None:
     """An exception between forward and backward: tickets go without their waits, and their memory with them."""
-    transfers = StreamTransfers(ops, HostRoom(NBYTES, pin=False))
+    transfers = StreamTransfers(ops, HostStore(NBYTES, pin=False))
     source, target, other = buffer(), buffer(), buffer()
     ops.compute_writes(source)
     ops.compute_writes(other)
@@ -136,7 +136,7 @@ class RandomProgram:
 
     def __init__(self, ops: CheckingOps) -> None:
         self.ops = ops
-        self.transfers = StreamTransfers(ops, HostRoom(6 * NBYTES, slab_nbytes=100, pin=False))
+        self.transfers = StreamTransfers(ops, HostStore(6 * NBYTES, slab_nbytes=100, pin=False))
         self.memory = [buffer() for _ in range(4)]  # freed buffers, handed out again last in, first out
         self.resident: list[torch.Tensor] = []
         self.sending: list[tuple[StreamTicket, torch.Tensor]] = []
@@ -205,7 +205,7 @@ def test_random_programs_are_in_order(steps: list[str]) -> None:
 def test_ops_of_a_real_program_are_watched_without_being_told() -> None:
     """A training thread that reads a fetched map without waiting, in plain torch code."""
     ops = CheckingOps()
-    transfers = StreamTransfers(ops, HostRoom(pin=False))
+    transfers = StreamTransfers(ops, HostStore(pin=False))
     with CheckedCompute(ops):
         source = torch.zeros(NBYTES, dtype=torch.uint8) + 1
         ticket = transfers.send(source, "host")
@@ -220,7 +220,7 @@ def test_ops_of_a_real_program_are_watched_without_being_told() -> None:
 
 def test_a_storage_freed_by_a_real_program_before_its_copy_is_done_is_noticed() -> None:
     ops = Leaky("wait", 1)
-    transfers = StreamTransfers(ops, HostRoom(pin=False))
+    transfers = StreamTransfers(ops, HostStore(pin=False))
     with CheckedCompute(ops):
         source = torch.zeros(NBYTES, dtype=torch.uint8) + 1
         ticket = transfers.send(source, "host")
@@ -253,7 +253,7 @@ class InlineOps:
 def test_bytes_come_back_through_host_slabs_and_through_the_disk_behind_them(
     tmp_path: Path, tier: str, nbytes: int
 ) -> None:
-    transfers = StreamTransfers(InlineOps(), HostRoom(pin=False, slab_nbytes=30_000), DiskRoom(tmp_path))
+    transfers = StreamTransfers(InlineOps(), HostStore(pin=False, slab_nbytes=30_000), DiskStore(tmp_path))
     source = torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
     ticket = transfers.send(source, tier)
     transfers.wait_sent(ticket)
@@ -268,7 +268,7 @@ def test_bytes_come_back_through_host_slabs_and_through_the_disk_behind_them(
 def test_a_failing_disk_behind_the_host_is_one_clear_error_at_the_fetch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    transfers = StreamTransfers(InlineOps(), HostRoom(pin=False), DiskRoom(tmp_path))
+    transfers = StreamTransfers(InlineOps(), HostStore(pin=False), DiskStore(tmp_path))
     whole = os.pwritev
     monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: whole(fd, buffers, offset) - 512)
     ticket = transfers.send(torch.zeros(10_000, dtype=torch.uint8), "disk")

@@ -69,7 +69,7 @@ def used_nbytes(device: Hardware = DISK) -> int:
     transfers: Any = shared_runtime().transfers(device)
     for worker in (*transfers._out.values(), *transfers._in.values()):
         worker.drain()
-    return sum(room.used_nbytes for room in transfers.rooms.values())
+    return sum(store.used_nbytes for store in transfers.stores.values())
 
 
 def peak_of(net: nn.Module, args: tuple[Tensor, ...], step: Callable[[], Any]) -> int:

@@ -26,8 +26,8 @@ from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
 from vdnn.runtime.open_transfers import open_transfers
-from vdnn.runtime.tiers.disk import DiskRoom
-from vdnn.runtime.tiers.host import HostRoom
+from vdnn.runtime.tiers.disk import DiskStore
+from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
 from vdnn.units import MiB
 
@@ -45,7 +45,7 @@ def bring_back(transfers: Any, ticket: Any, nbytes: int) -> torch.Tensor:
     return target
 
 
-class SlowRoom(HostRoom):
+class SlowStore(HostStore):
     """A host tier whose copies wait at a gate, so that a test decides when they happen."""
 
     def __init__(self, capacity_nbytes: int | None = None) -> None:
@@ -59,17 +59,17 @@ class SlowRoom(HostRoom):
 
 @pytest.fixture
 def transfers(tmp_path: Path) -> Iterator[ThreadTransfers]:
-    transfers = ThreadTransfers({"host": HostRoom(pin=False), "disk": DiskRoom(tmp_path)})
+    transfers = ThreadTransfers({"host": HostStore(pin=False), "disk": DiskStore(tmp_path)})
     yield transfers
     transfers.close()
 
 
 @pytest.fixture
-def slow() -> Iterator[tuple[ThreadTransfers, SlowRoom]]:
-    room = SlowRoom(1000)
-    transfers = ThreadTransfers({"host": room})
-    yield transfers, room
-    room.gate.set()
+def slow() -> Iterator[tuple[ThreadTransfers, SlowStore]]:
+    store = SlowStore(1000)
+    transfers = ThreadTransfers({"host": store})
+    yield transfers, store
+    store.gate.set()
     transfers.close()
 
 
@@ -81,7 +81,7 @@ def slow() -> Iterator[tuple[ThreadTransfers, SlowRoom]]:
 def test_bytes_come_back_in_any_order_and_as_often_as_asked(
     tmp_path_factory: pytest.TempPathFactory, sends: list[tuple[str, int, bool]], rng: Any
 ) -> None:
-    transfers = ThreadTransfers({"host": HostRoom(pin=False), "disk": DiskRoom(tmp_path_factory.getbasetemp())})
+    transfers = ThreadTransfers({"host": HostStore(pin=False), "disk": DiskStore(tmp_path_factory.getbasetemp())})
     held = []
     for tier, nbytes, waits in sends:
         source = random_bytes(nbytes)
@@ -147,31 +147,31 @@ def test_a_place_is_free_as_soon_as_a_finished_ticket_is_dropped(transfers: Thre
         transfers.wait_sent(ticket)
         bring_back(transfers, ticket, 1000)
         del ticket
-        assert transfers.rooms["host"].used_nbytes == 0
+        assert transfers.stores["host"].used_nbytes == 0
 
 
-def test_a_fetch_of_a_copy_still_queued_comes_after_it(slow: tuple[ThreadTransfers, SlowRoom]) -> None:
-    transfers, room = slow
+def test_a_fetch_of_a_copy_still_queued_comes_after_it(slow: tuple[ThreadTransfers, SlowStore]) -> None:
+    transfers, store = slow
     source = random_bytes(500)
     ticket, target = transfers.send(source, "host"), torch.zeros(500, dtype=torch.uint8)
     transfers.fetch(ticket, target)
-    room.gate.set()
+    store.gate.set()
     transfers.wait_fetched(ticket)
     assert torch.equal(target, source)
 
 
-def test_a_ticket_dropped_in_flight_gives_its_place_back_afterwards(slow: tuple[ThreadTransfers, SlowRoom]) -> None:
-    transfers, room = slow
+def test_a_ticket_dropped_in_flight_gives_its_place_back_afterwards(slow: tuple[ThreadTransfers, SlowStore]) -> None:
+    transfers, store = slow
     ticket = transfers.send(random_bytes(1000), "host")
     del ticket
-    assert room.used_nbytes == 1000
-    threading.Timer(0.1, room.gate.set).start()
+    assert store.used_nbytes == 1000
+    threading.Timer(0.1, store.gate.set).start()
     transfers.wait_sent(transfers.send(random_bytes(1000), "host"))  # the room is full until the first copy is done
-    assert room.used_nbytes == 0
+    assert store.used_nbytes == 0
 
 
 def test_an_exhausted_host_budget_is_said_at_the_send_and_room_made_later_is_used() -> None:
-    transfers = ThreadTransfers({"host": HostRoom(1000, pin=False)})
+    transfers = ThreadTransfers({"host": HostStore(1000, pin=False)})
     ticket = transfers.send(random_bytes(800), "host")
     with pytest.raises(TierFull, match=r"the host tier has no room for 300 B: 800 B of its 1000 B are used"):
         transfers.send(random_bytes(300), "host")
@@ -209,7 +209,7 @@ def test_a_file_size_limit_of_the_process_is_a_full_tier(tmp_path: Path) -> None
         import resource, torch
         from vdnn.errors import TierFull
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
-        transfers = ThreadTransfers({"disk": DiskRoom(DIRECTORY)})
+        transfers = ThreadTransfers({"disk": DiskStore(DIRECTORY)})
         try:
             transfers.wait_sent(transfers.send(torch.zeros(4 << 20, dtype=torch.uint8), "disk"))
         except TierFull as error:
@@ -227,14 +227,14 @@ def kill_thread(thread: threading.Thread) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_worker_that_dies_is_noticed_and_a_later_send_gets_a_new_one(
-    slow: tuple[ThreadTransfers, SlowRoom],
+    slow: tuple[ThreadTransfers, SlowStore],
 ) -> None:
-    transfers, room = slow
+    transfers, store = slow
     running, queued = transfers.send(random_bytes(100), "host"), transfers.send(random_bytes(100), "host")
     thread = transfers._out["host"]._thread
     assert thread is not None
     kill_thread(thread)
-    room.gate.set()
+    store.gate.set()
     for ticket in (running, queued):
         with pytest.raises(TierFailed, match=r"copying 100 B to the host tier failed"):
             transfers.wait_sent(ticket)
@@ -245,8 +245,8 @@ def test_a_worker_that_dies_is_noticed_and_a_later_send_gets_a_new_one(
     thread.join()  # its last word belongs to this test
 
 
-def test_a_worker_that_vanished_without_a_word_is_noticed_too(slow: tuple[ThreadTransfers, SlowRoom]) -> None:
-    transfers, _room = slow
+def test_a_worker_that_vanished_without_a_word_is_noticed_too(slow: tuple[ThreadTransfers, SlowStore]) -> None:
+    transfers, _store = slow
     ticket = transfers.send(random_bytes(100), "host")
     gone = threading.Thread(target=lambda: None)
     gone.start()
@@ -257,9 +257,9 @@ def test_a_worker_that_vanished_without_a_word_is_noticed_too(slow: tuple[Thread
 
 
 def test_ctrl_c_interrupts_a_wait_and_the_ticket_can_be_waited_for_again(
-    slow: tuple[ThreadTransfers, SlowRoom],
+    slow: tuple[ThreadTransfers, SlowStore],
 ) -> None:
-    transfers, room = slow
+    transfers, store = slow
     ticket = transfers.send(random_bytes(100), "host")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a test runner's worker may ignore Ctrl-C
     try:
@@ -268,13 +268,13 @@ def test_ctrl_c_interrupts_a_wait_and_the_ticket_can_be_waited_for_again(
             transfers.wait_sent(ticket)
     finally:
         signal.signal(signal.SIGINT, before)
-    room.gate.set()
+    store.gate.set()
     transfers.wait_sent(ticket)
 
 
 def test_copies_in_and_out_run_side_by_side() -> None:
     """Throttled to 0.4 s each: one after the other they would take 0.8 s."""
-    throttled = ThreadTransfers({"host": HostRoom(pin=False)}, throttle={"host": 2500.0})
+    throttled = ThreadTransfers({"host": HostStore(pin=False)}, throttle={"host": 2500.0})
     first = throttled.send(random_bytes(1000), "host")
     throttled.wait_sent(first)
     target = torch.empty(1000, dtype=torch.uint8)
@@ -288,7 +288,7 @@ def test_copies_in_and_out_run_side_by_side() -> None:
 
 
 def test_closing_finishes_what_is_in_flight_and_may_be_repeated(tmp_path: Path) -> None:
-    transfers = ThreadTransfers({"disk": DiskRoom(tmp_path)})
+    transfers = ThreadTransfers({"disk": DiskStore(tmp_path)})
     ticket = transfers.send(random_bytes(MiB), "disk")
     transfers.close()
     transfers.close()
@@ -298,7 +298,7 @@ def test_closing_finishes_what_is_in_flight_and_may_be_repeated(tmp_path: Path) 
 
 
 def test_threads_end_when_transfers_are_dropped_without_being_closed(tmp_path: Path) -> None:
-    transfers = ThreadTransfers({"disk": DiskRoom(tmp_path)})
+    transfers = ThreadTransfers({"disk": DiskStore(tmp_path)})
     transfers.wait_sent(transfers.send(random_bytes(20 * MiB), "disk"))
     thread = transfers._out["disk"]._thread
     assert thread is not None
@@ -321,13 +321,13 @@ def test_a_forked_child_gets_a_clear_error_and_does_not_hang(transfers: ThreadTr
                 refusals += "forked" in str(error)
         os._exit(refusals)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
-    assert transfers.rooms["disk"].used_nbytes == 100
+    assert transfers.stores["disk"].used_nbytes == 100
 
 
 PREAMBLE = """
 import sys, time
 import torch
-from vdnn.runtime.tiers.disk import DiskRoom
+from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
 DIRECTORY = sys.argv[1]
 """
@@ -341,7 +341,7 @@ def run_child(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
 def test_the_interpreter_exits_with_copies_in_flight(tmp_path: Path) -> None:
     done = run_child(
         """
-        transfers = ThreadTransfers({"disk": DiskRoom(DIRECTORY)}, throttle={"disk": 1e6})
+        transfers = ThreadTransfers({"disk": DiskStore(DIRECTORY)}, throttle={"disk": 1e6})
         tickets = [transfers.send(torch.zeros(30_000_000, dtype=torch.uint8), "disk") for _ in range(3)]
         transfers.fetch(tickets[0], torch.empty(30_000_000, dtype=torch.uint8))
         print("leaving")
@@ -353,7 +353,7 @@ def test_the_interpreter_exits_with_copies_in_flight(tmp_path: Path) -> None:
 
 def test_a_process_killed_in_mid_copy_leaves_no_file(tmp_path: Path) -> None:
     code = """
-    transfers = ThreadTransfers({"disk": DiskRoom(DIRECTORY)})
+    transfers = ThreadTransfers({"disk": DiskStore(DIRECTORY)})
     source = torch.zeros(64 << 20, dtype=torch.uint8)
     tickets = [transfers.send(source, "disk")]
     transfers.wait_sent(tickets[0])
@@ -372,9 +372,9 @@ def test_a_process_killed_in_mid_copy_leaves_no_file(tmp_path: Path) -> None:
 def test_an_emulated_machine_opens_host_and_disk_bounded_and_makes_no_file_yet(tmp_path: Path) -> None:
     transfers = open_transfers(emulated(host_nbytes=2000), host_budget=1000, disk_budget=5000, spill_dir=tmp_path)
     assert isinstance(transfers, ThreadTransfers)
-    bounds = {name: room.capacity_nbytes for name, room in transfers.rooms.items()}
+    bounds = {name: store.capacity_nbytes for name, store in transfers.stores.items()}
     assert bounds == {"host": 1000, "disk": 5000}
-    assert transfers.rooms["disk"]._file is None  # type: ignore[attr-defined]
+    assert transfers.stores["disk"]._file is None  # type: ignore[attr-defined]
     transfers.close()
 
 
@@ -389,5 +389,5 @@ def test_an_emulated_link_takes_as_long_as_its_bandwidth_says() -> None:
 def test_a_machine_without_slower_tiers_opens_nothing() -> None:
     transfers = open_transfers(Hardware("lonely", 1.0, 1.0, (Tier("device"),)))
     assert isinstance(transfers, ThreadTransfers)
-    assert transfers.rooms == {}
+    assert transfers.stores == {}
     transfers.close()

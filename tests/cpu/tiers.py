@@ -33,5 +33,5 @@ def smallest_budget(step: Any, args: Any, strategy: str, device: Hardware) -> in
 
 def used_nbytes(virtual: Any) -> int:
     """What a virtualized model holds in all its slower tiers."""
-    rooms = session_of(virtual).transfers().rooms  # type: ignore[attr-defined]
-    return sum(room.used_nbytes for room in rooms.values())
+    stores = session_of(virtual).transfers().stores  # type: ignore[attr-defined]
+    return sum(store.used_nbytes for store in stores.values())

@@ -14,7 +14,7 @@ from vdnn.calibrate import remembered_machine as detect
 from vdnn.calibrate.codec_trials import codec_speeds
 from vdnn.calibrate.machine_speeds import THOROUGH, Instruments, Measurements, TrialSizes, measure_machine
 from vdnn.hardware.device import Hardware
-from vdnn.runtime.tiers.disk import DiskRoom
+from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
 
 
@@ -30,7 +30,7 @@ def measure_this_machine(directory: str | os.PathLike[str], sizes: TrialSizes = 
 @contextmanager
 def disk_transfers(directory: str | os.PathLike[str]) -> Iterator[ThreadTransfers]:
     """To and from a disk tier of its own in `directory`."""
-    transfers = ThreadTransfers({"disk": DiskRoom(directory)})
+    transfers = ThreadTransfers({"disk": DiskStore(directory)})
     try:
         yield transfers
     finally:

@@ -1,1 +1,1 @@
-"""Slower tiers: room that is reserved, written, read and given back."""
+"""Slower tiers: stores whose places are reserved, written, read and given back."""

@@ -32,7 +32,7 @@ from vdnn.units import format_nbytes
 NUM_STAGING_BUFFERS = 4  # a copy out and a copy in at once, two threads each; more copies wait for one of these
 
 
-class DiskRoom:
+class DiskStore:
     """A file in `directory` of at most `capacity_nbytes`, or as much as the disk holds. The directory is looked at
     now, the file is made at the first `reserve`."""
 
@@ -151,10 +151,10 @@ class DiskRoom:
 class DiskPlace:
     """Room for `nbytes` in the file. What was written last is read; a failed write leaves nothing to read."""
 
-    __slots__ = ("__weakref__", "_lease", "_room", "_run")
+    __slots__ = ("__weakref__", "_lease", "_run", "_store")
 
-    def __init__(self, room: DiskRoom, lease: Lease) -> None:
-        self._room = room
+    def __init__(self, store: DiskStore, lease: Lease) -> None:
+        self._store = store
         self._lease = lease
         self._run: PageRun | None = None
 
@@ -165,14 +165,14 @@ class DiskPlace:
     def write(self, source: torch.Tensor) -> None:
         assert source.numel() == self.nbytes, f"{source.numel()} bytes for a place of {self.nbytes}"
         self._run = None
-        self._run = self._room.write(self._lease, source.data_ptr())
+        self._run = self._store.write(self._lease, source.data_ptr())
 
     def read(self, target: torch.Tensor) -> None:
         assert target.numel() == self.nbytes, f"{target.numel()} bytes from a place of {self.nbytes}"
         if self._run is None:
             held = format_nbytes(self.nbytes)
-            raise TierFailed(f"reading {held} from the {self._room.name} tier failed: they were never written there")
-        self._room.read(self._lease, self._run, target.data_ptr())
+            raise TierFailed(f"reading {held} from the {self._store.name} tier failed: they were never written there")
+        self._store.read(self._lease, self._run, target.data_ptr())
 
 
 class Chunk(NamedTuple):

@@ -22,7 +22,7 @@ from vdnn.units import MiB, format_nbytes
 SLAB_NBYTES = 64 * MiB  # a few of the largest feature maps; the last slab, half empty on average, is what it wastes
 
 
-class HostRoom:
+class HostStore:
     """Host memory up to `capacity_nbytes`, or as much as there is. `pin=None` page-locks it if there is an
     accelerator."""
 
@@ -109,10 +109,10 @@ class HostRoom:
 class HostPlace:
     """Room for `nbytes` in the slabs."""
 
-    __slots__ = ("__weakref__", "_lease", "_room")
+    __slots__ = ("__weakref__", "_lease", "_store")
 
-    def __init__(self, room: HostRoom, lease: Lease) -> None:
-        self._room = room
+    def __init__(self, store: HostStore, lease: Lease) -> None:
+        self._store = store
         self._lease = lease
 
     @property
@@ -122,7 +122,7 @@ class HostPlace:
     def write(self, source: torch.Tensor) -> None:
         assert source.numel() == self.nbytes, f"{source.numel()} bytes for a place of {self.nbytes}"
         address = source.data_ptr()
-        for slab, position, nbytes in self._room.pieces(self._lease):
+        for slab, position, nbytes in self._store.pieces(self._lease):
             move_bytes(slab.data_ptr() + position, address, nbytes)
             address += nbytes
 
@@ -130,11 +130,11 @@ class HostPlace:
         assert target.numel() == self.nbytes, f"{target.numel()} bytes from a place of {self.nbytes}"
         address = target.data_ptr()
         prefer_huge_pages(address, self.nbytes)
-        for slab, position, nbytes in self._room.pieces(self._lease):
+        for slab, position, nbytes in self._store.pieces(self._lease):
             move_bytes(address, slab.data_ptr() + position, nbytes)
             address += nbytes
 
     def pieces(self) -> list[torch.Tensor]:
         """The place as flat tensors, in order: what an accelerator copies to and from."""
         with without_torch_dispatch():
-            return [slab[begin : begin + nbytes] for slab, begin, nbytes in self._room.pieces(self._lease)]
+            return [slab[begin : begin + nbytes] for slab, begin, nbytes in self._store.pieces(self._lease)]

@@ -29,7 +29,7 @@ class Place(Protocol):
         ...
 
 
-class Room(Protocol):
+class Store(Protocol):
     """A tier other than the device. Errors are `TierFull` and `TierFailed`, which name the tier and the bytes."""
 
     name: str

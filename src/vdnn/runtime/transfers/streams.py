@@ -24,8 +24,8 @@ import torch
 
 from vdnn.errors import TierFull
 from vdnn.runtime.pool.accounts import Accounts
-from vdnn.runtime.tiers.host import HostPlace, HostRoom
-from vdnn.runtime.tiers.store import Place, Room
+from vdnn.runtime.tiers.host import HostPlace, HostStore
+from vdnn.runtime.tiers.store import Place, Store
 from vdnn.runtime.transfers.stream_ops import Event, StreamOps
 from vdnn.runtime.worker import Job, Worker
 from vdnn.torch_private import without_torch_dispatch
@@ -63,8 +63,8 @@ class StreamTicket:
 class StreamTransfers:
     """Drives `ops`; `host` should be page-locked, `disk` may be left out."""
 
-    def __init__(self, ops: StreamOps, host: HostRoom, disk: Room | None = None) -> None:
-        self.rooms: dict[str, Room] = {room.name: room for room in (host, disk) if room is not None}
+    def __init__(self, ops: StreamOps, host: HostStore, disk: Store | None = None) -> None:
+        self.stores: dict[str, Store] = {store.name: store for store in (host, disk) if store is not None}
         self.accounts = Accounts()
         self._ops = ops
         self._host, self._disk = host, disk
@@ -73,7 +73,7 @@ class StreamTransfers:
         self._transit_nbytes = 0
 
     def send(self, source: torch.Tensor, tier: str) -> StreamTicket:
-        assert tier in self.rooms, f"no tier is called {tier!r}: there are {list(self.rooms)}"
+        assert tier in self.stores, f"no tier is called {tier!r}: there are {list(self.stores)}"
         self._ops.wait(self._out, self._ops.record(self._ops.current_stream()))
         if tier == self._host.name:
             place = self._host.reserve(source.numel())
@@ -105,8 +105,8 @@ class StreamTransfers:
         self._from_disk.stop(finish=finish)
         for stream in (self._out, self._in):
             self._ops.synchronize(self._ops.record(stream))
-        for room in self.rooms.values():
-            room.close()
+        for store in self.stores.values():
+            store.close()
 
     def abandon(self, ticket: StreamTicket) -> None:
         """A ticket goes. Copies it did not wait for go on: their device memory and their host place are not reused
@@ -145,7 +145,7 @@ class StreamTransfers:
 
     def _start_reading(self, hop: DiskHop, nbytes: int) -> None:
         place, transit = hop.place, self._new_transit(nbytes)
-        name = f"copying {format_nbytes(nbytes)} from {' and '.join(self.rooms)}"
+        name = f"copying {format_nbytes(nbytes)} from {' and '.join(self.stores)}"
         hop.transit, hop.read = transit, Job(name, lambda: place.read(transit), after=hop.written)
         self._from_disk.submit(hop.read)
 
@@ -156,7 +156,7 @@ class StreamTransfers:
         assert transit is not None, "a fetch is waited for once"
         return transit
 
-    def _reserve_on_disk(self, disk: Room, nbytes: int) -> Place:
+    def _reserve_on_disk(self, disk: Store, nbytes: int) -> Place:
         """A dropped ticket whose copy is still under way holds its place: a full disk may have room in a moment."""
         try:
             return disk.reserve(nbytes)

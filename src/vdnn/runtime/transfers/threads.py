@@ -15,7 +15,7 @@ import torch
 
 from vdnn.errors import TierFailed, TierFull
 from vdnn.runtime.pool.accounts import Accounts
-from vdnn.runtime.tiers.store import Place, Room
+from vdnn.runtime.tiers.store import Place, Store
 from vdnn.runtime.worker import Job, Worker, paced
 from vdnn.units import format_nbytes
 
@@ -35,12 +35,12 @@ class ThreadTicket:
 class ThreadTransfers:
     """`throttle` gives tiers a bandwidth in bytes per second, in each direction, that copies do not exceed."""
 
-    def __init__(self, rooms: Mapping[str, Room], *, throttle: Mapping[str, float] | None = None) -> None:
-        self.rooms = dict(rooms)
+    def __init__(self, stores: Mapping[str, Store], *, throttle: Mapping[str, float] | None = None) -> None:
+        self.stores = dict(stores)
         self.accounts = Accounts()
         self._throttle = dict(throttle or {})
-        self._out = {tier: Worker(f"vdnn-to-{tier}") for tier in rooms}
-        self._in = {tier: Worker(f"vdnn-from-{tier}") for tier in rooms}
+        self._out = {tier: Worker(f"vdnn-to-{tier}") for tier in stores}
+        self._in = {tier: Worker(f"vdnn-from-{tier}") for tier in stores}
         self._process = os.getpid()
         self._is_closed = False
 
@@ -76,18 +76,18 @@ class ThreadTransfers:
         if self._process == os.getpid():
             for worker in (*self._out.values(), *self._in.values()):
                 worker.stop(finish=finish)
-        for room in self.rooms.values():
-            room.close()
+        for store in self.stores.values():
+            store.close()
 
     def _reserve(self, tier: str, nbytes: int) -> Place:
         """A dropped ticket whose copy is still under way holds its place: a full tier may have room in a moment."""
-        assert tier in self.rooms, f"no tier is called {tier!r}: there are {list(self.rooms)}"
+        assert tier in self.stores, f"no tier is called {tier!r}: there are {list(self.stores)}"
         try:
-            return self.rooms[tier].reserve(nbytes)
+            return self.stores[tier].reserve(nbytes)
         except TierFull:
             self._out[tier].drain()
             self._in[tier].drain()
-            return self.rooms[tier].reserve(nbytes)
+            return self.stores[tier].reserve(nbytes)
 
     def _paced(self, action: partial[None], tier: str, nbytes: int) -> partial[None]:
         bandwidth = self._throttle.get(tier)
@@ -96,12 +96,12 @@ class ThreadTransfers:
     def _check_usable(self) -> None:
         self._check_process()
         if self._is_closed:
-            raise TierFailed(f"transfers to and from {', '.join(self.rooms)} have been closed")
+            raise TierFailed(f"transfers to and from {', '.join(self.stores)} have been closed")
 
     def _check_process(self) -> None:
         """A forked child has the objects but not the threads: it would wait for ever."""
         if self._process != os.getpid():
             raise TierFailed(
-                f"transfers to and from {', '.join(self.rooms)} belong to process {self._process} and this is"
+                f"transfers to and from {', '.join(self.stores)} belong to process {self._process} and this is"
                 f" {os.getpid()}, forked from it. Build the model in the process that trains it."
             )
