@@ -44,7 +44,7 @@ from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.encodings import codecs_of
 from vdnn.runtime.executor import BoxedCall, Executor, Program
-from vdnn.runtime.gradient_error import Witness
+from vdnn.runtime.gradient_error import ExactRerun
 from vdnn.runtime.journeys import trips_of
 from vdnn.torch_private import TracingContext, without_modes
 from vdnn.units import format_nbytes
@@ -180,11 +180,11 @@ def compile_joint(
     if trips_of(plan):
         session.transfers()  # opened now, so that a tier that cannot be had is known before the first step
     halves = cut(posed.joint, posed.lowered, plan, num_forward_outputs)
-    witness = None if _is_exact(plan) else _witness(posed.traced or posed, num_forward_outputs, session)
+    exact_rerun = None if _is_exact(plan) else _exact_rerun(posed.traced or posed, num_forward_outputs, session)
     programs = [program(half) for half in halves]
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
-    executor = _executor(plan, halves, programs, session, witness=witness)
+    executor = _executor(plan, halves, programs, session, exact_rerun=exact_rerun)
     session.add(executor)
     return halves[0].module, halves[1].module, executor
 
@@ -209,18 +209,18 @@ def _is_exact(plan: Plan) -> bool:
     return plan.problem.is_exact and not rounds and not inexact_steps(plan)
 
 
-def _witness(traced: Posed, num_forward_outputs: int, session: Session) -> Witness:
+def _exact_rerun(traced: Posed, num_forward_outputs: int, session: Session) -> ExactRerun:
     """What will repeat the first step exactly. Cut now, while the joint graph is at hand, and built when wanted."""
     joint, lowered, graph = traced.joint, traced.lowered, traced.problem.graph
     try:
         exact_plan = exact_counterpart(traced.problem)
     except Infeasible as reason:
         words = f"the exact step does not fit beside its gradients: it needs {format_nbytes(reason.minimum_nbytes)}"
-        return Witness(graph, (), lambda: words)
+        return ExactRerun(graph, (), lambda: words)
     halves = cut(joint, lowered, exact_plan, num_forward_outputs)
     outputs: Any = joint.graph.output_node().args[0]
     names = [_gradient_name(lowered, node) for node in outputs[num_forward_outputs:]]
-    return Witness(
+    return ExactRerun(
         graph, names, lambda: _executor(exact_plan, halves, [program(half) for half in halves], session, watched=False)
     )
 

@@ -21,7 +21,7 @@ from vdnn.plan.model.findings import GradientError
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import Timeline
 from vdnn.runtime.encodings import Codes, Overflow
-from vdnn.runtime.gradient_error import Remembered, Witness
+from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.running_step import Step, running
@@ -41,7 +41,7 @@ class OrdinaryStep:
 
     def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
-        self.remembered: Remembered | None = None
+        self.remembered: RememberedForward | None = None
         self.is_shown = is_lost or are_saved_tensors_hooked()
 
     def mark(self, position: int) -> None:
@@ -106,11 +106,11 @@ class Executor:
         num_saved: int,
         overwrites: Sequence[int],
         transfers: Callable[[], Transfers],
-        witness: Witness | None = None,
+        exact_rerun: ExactRerun | None = None,
         watched: bool = True,
     ) -> None:
         self.plan = plan
-        self._witness = witness
+        self._exact_rerun = exact_rerun
         self.measured = Measured()
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
         self._transfers = transfers
@@ -149,9 +149,9 @@ class Executor:
         make_own(args, self._overwrites, are_shown=step.is_shown)
         tangents = args[self.num_saved :] if step.remembered is not None else []
         gradients = self._backward_of(step, args)
-        if step.remembered is not None and self._witness is not None:
+        if step.remembered is not None and self._exact_rerun is not None:
             remembered, step.remembered = step.remembered, None
-            self.measured.gradient_error = self._witness.compare(remembered, tangents, gradients)
+            self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
         return gradients
 
     def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
@@ -184,8 +184,8 @@ class Executor:
 
     def _remember(self, step: Step, args: Sequence[Any]) -> None:
         """The first step of a lossy plan will be repeated exactly."""
-        if self._witness is not None and self.measured.num_forward == 1:
-            step.remembered = self._witness.remember(args)
+        if self._exact_rerun is not None and self.measured.num_forward == 1:
+            step.remembered = self._exact_rerun.remember(args)
 
     def _journeys(self) -> Journeys:
         return Journeys(self._trips, self._transfers)

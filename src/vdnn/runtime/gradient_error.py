@@ -29,14 +29,14 @@ class ExactStep(Protocol):
 
 
 @dataclass
-class Remembered:
+class RememberedForward:
     """A forward that can be repeated: its arguments, those that it overwrites as copies, and the random state."""
 
     args: list[Any]
     random_states: list[tuple[torch.device, torch.Tensor]]
 
 
-class Witness:
+class ExactRerun:
     """Repeats one step exactly. `make_exact` builds the exact executor, or says why there is none."""
 
     def __init__(self, graph: Graph, names: Sequence[str], make_exact: Callable[[], ExactStep | str]) -> None:
@@ -44,12 +44,12 @@ class Witness:
         self._names = names
         self._make_exact = make_exact
 
-    def remember(self, args: Sequence[Any]) -> Remembered:
+    def remember(self, args: Sequence[Any]) -> RememberedForward:
         copies = [arg.clone() if position in self._overwritten else arg for position, arg in enumerate(args)]
-        return Remembered(copies, _random_states(args))
+        return RememberedForward(copies, _random_states(args))
 
     def compare(
-        self, remembered: Remembered, tangents: Sequence[Any], gradients: Sequence[torch.Tensor | None]
+        self, remembered: RememberedForward, tangents: Sequence[Any], gradients: Sequence[torch.Tensor | None]
     ) -> GradientError:
         exact = self._make_exact()
         if isinstance(exact, str):

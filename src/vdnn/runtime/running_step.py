@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from vdnn.runtime.encodings import Codes, Overflow
-from vdnn.runtime.gradient_error import Remembered
+from vdnn.runtime.gradient_error import RememberedForward
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.random_states import random_state, set_random_state
 from vdnn.runtime.runtime import shared_runtime
@@ -28,7 +28,7 @@ class Step(Protocol):
     journeys: Journeys
     codes: Codes
     overflow: Overflow
-    remembered: Remembered | None
+    remembered: RememberedForward | None
     is_shown: bool
     """Whether a saved-tensor hook of the user's saw what forward saved."""
 

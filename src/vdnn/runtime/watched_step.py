@@ -19,7 +19,7 @@ from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import COMPUTE, ROLES, Lane, Timeline
 from vdnn.runtime.encodings import Codes, Overflow
-from vdnn.runtime.gradient_error import Remembered
+from vdnn.runtime.gradient_error import RememberedForward
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.tracker import StorageTracker
 from vdnn.torch_private import are_saved_tensors_hooked
@@ -30,7 +30,7 @@ class WatchedStep:
 
     def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, codes: Codes) -> None:
         self.journeys, self.codes, self.overflow = journeys, codes, Overflow()
-        self.remembered: Remembered | None = None
+        self.remembered: RememberedForward | None = None
         self.is_shown = are_saved_tensors_hooked()
         self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program
         self._position = -1
