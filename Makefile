@@ -7,13 +7,13 @@ INSTALLED := $(VENV)/.installed
 
 # One torch thread per worker process, so that the workers do not fight over the cores.
 TEST_WORKERS ?= 2
-TEST_ENV := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test test-all check format bench clean
 
 help: ## Say what each target does
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## Make .venv and install vdnn with its development tools; instant when nothing changed
 
@@ -28,8 +28,11 @@ demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 6
 	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
 	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --budget 60% --verify
 
-test: setup ## Run all tests
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(TEST_WORKERS)
+test: setup ## Check every claim in small examples: about 6 minutes on 2 cores
+	$(PYTEST) -m "not slow" --durations=20
+
+test-all: test ## Also the larger examples, and many more random ones: about 20 minutes
+	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=many --durations=20
 
 check: setup ## Formatting, lint, types, spelling
 	$(BIN)/ruff format --check .

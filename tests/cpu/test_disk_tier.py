@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from random_examples import examples
 from vdnn.errors import InvalidInput, TierFailed, TierFull
 from vdnn.runtime.tiers import disk as disk_module
 from vdnn.runtime.tiers import disk_file
@@ -67,7 +68,7 @@ def disk_without_direct_io(tmp_path: Path) -> Iterator[Path]:
 positions = st.one_of(st.sampled_from([0, 64, 512, PAGE - 1]), st.integers(0, 2 * PAGE))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(nbytes=st.integers(0, 5 * PAGE), source_at=positions, target_at=positions, is_direct=st.booleans())
 def test_bytes_come_back_into_any_alignment_and_touch_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, nbytes: int, source_at: int, target_at: int, is_direct: bool

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from random_examples import examples
 from vdnn.errors import TierFailed, TierFull
 from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.tracker import StorageTracker
@@ -18,7 +19,7 @@ def random_bytes(nbytes: int) -> torch.Tensor:
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.lists(st.tuples(st.integers(0, 300), st.booleans()), max_size=30))
 def test_what_was_written_is_read_however_places_come_and_go(steps: list[tuple[int, bool]]) -> None:
     store, held = HostStore(4000, slab_nbytes=256, pin=False), []

@@ -10,10 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import assert_measured_as_simulated, assert_same, train, virtualize
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nets import EITHER_FRONT_END, options
 from torch import Tensor, nn
+
+from random_examples import examples
 
 CHANNELS = 4
 
@@ -118,7 +120,7 @@ class Network(nn.Module):
 
 @EITHER_FRONT_END
 @pytest.mark.slow
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(15)
 @given(block=blocks)
 def test_a_random_network_trains_as_planned(front_end: str, block: Any) -> None:
     torch.manual_seed(0)

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from random_examples import examples
 from vdnn.errors import TierFailed
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.tiers.host import HostStore
@@ -192,7 +193,7 @@ class RandomProgram:
 STEPS = ["produce", "use", "send", "wait_sent", "fetch", "wait_fetched", "drop_all"]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.sampled_from(STEPS), max_size=60))
 def test_random_programs_are_in_order(steps: list[str]) -> None:
     ops = CheckingOps()

@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from random_examples import examples
 from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
@@ -73,7 +74,7 @@ def slow() -> Iterator[tuple[ThreadTransfers, SlowStore]]:
     transfers.close()
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(
     st.lists(st.tuples(st.sampled_from(["host", "disk"]), st.integers(0, 100_000), st.booleans()), max_size=12),
     st.randoms(use_true_random=False),

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from pure import graphs
 from pure.random_plans import training_steps
 from pure.test_strategy_properties import asked, attempt
+from random_examples import examples
 from vdnn.codecs import codec_for
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
@@ -25,7 +26,7 @@ from vdnn.plan.auto.candidates import Ground
 from vdnn.plan.auto.ties import units
 from vdnn.plan.model.gaps import Gap, gaps
 
-some = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+some = examples(25, suppress_health_check=[HealthCheck.filter_too_much])
 MOST_GAPS = 4
 
 

@@ -8,8 +8,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 from codec_samples import WINDOWS, floats, indices, raw
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+
+from random_examples import examples
 
 native = pytest.importorskip("vdnn.codecs.kernels.native", reason="the C extension was not built", exc_type=ImportError)
 
@@ -34,9 +36,7 @@ SIZES = st.integers(0, 100) | st.integers(4000, 9000) | st.just(MANY)
 SEEDS = st.integers(0, 2**16)
 THREADS = st.integers(1, 3)
 FILL = 0xA5  # outputs begin as this, so that a byte nobody wrote shows
-ONCE_PER_LEVEL = settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True
-)
+ONCE_PER_LEVEL = examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture], print_blob=True)
 
 
 @pytest.fixture(params=native_library.levels(), autouse=True)

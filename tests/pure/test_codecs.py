@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from random_examples import examples
 from vdnn.codecs import CODECS, LOSSY_FORMATS, Codec, codec_for
 from vdnn.codecs.codec import ELEMENT_NBYTES
 from vdnn.codecs.kernels.formats import FORMATS
@@ -21,7 +22,7 @@ from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.errors import InvalidInput
 from vdnn.ir import Detail, Information, Need, Role, Storage
 
-some = settings(max_examples=25, deadline=None)
+some = examples(25)
 
 ABOVE_ZERO: Detail = (int(Test.ABOVE), 0.0, 0.0, 1.0, 0.0)
 NONZERO: Detail = (int(Test.NONZERO), 0.0, 0.0, 2.0, 0.0)

@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pure import graphs
 from pure.graphs import ABOVE_ZERO, INSIDE_SIX, POOL
 from pure.random_plans import training_steps
+from random_examples import examples
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.ir import Graph, Need, Role
 from vdnn.plan import Action, Drop, Encode, Problem, solve, violations
@@ -224,7 +225,7 @@ def networks(draw: st.DrawFn) -> Problem:
 
 @pytest.mark.parametrize("strategy", GIST)
 @given(problem=networks())
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(40)
 def test_a_gist_plan_holds_and_is_never_longer_than_its_maps(strategy: str, problem: Problem) -> None:
     plan = solve(problem, strategy)
     assert violations(plan) == []

@@ -6,19 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
 from pure import graphs
 from pure.random_plans import plans
 from pure.test_plan_properties import reads_code
+from random_examples import examples
 from vdnn.cost.table import CostTable
 from vdnn.ir import Graph, Need, Role
 from vdnn.plan import Encode, EncodeOffload, Instruction, Kind, Plan, schedule, simulate
 from vdnn.plan.model.lasting_buffers import MIN_NBYTES, lasting_buffers
 
-thorough = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+thorough = examples(80)
 
 
 def enlarged(plan: Plan) -> Plan:

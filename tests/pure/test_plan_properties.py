@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 
 from pure.random_plans import plans, problems
+from random_examples import examples
 from vdnn.ir import Need, Trait
 from vdnn.plan import (
     Encode,
@@ -33,9 +34,7 @@ from vdnn.plan.judge.walk import walk
 Life = list[tuple[int, str]]
 """(instruction, "touch" or "end") of one storage, in order."""
 
-thorough = settings(
-    max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+thorough = examples(80)
 
 
 def brute_force_totals(plan: Plan) -> list[int]:

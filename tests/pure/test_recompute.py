@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pure import graphs
 from pure.random_plans import training_steps
 from pure.test_strategy_properties import networks
+from random_examples import examples
 from vdnn.ir import Graph, Need, Role, Trait
 from vdnn.plan import Kind, Plan, Problem, Recompute, check, schedule, simulate, solve, violations
 from vdnn.plan.judge.walk import walk
@@ -325,7 +326,7 @@ def test_nothing_stashed_is_nothing_cut() -> None:
 
 # What is true of all of them, and what is not.
 
-often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = examples(60)
 
 
 @st.composite

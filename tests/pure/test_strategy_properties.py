@@ -10,11 +10,12 @@ from dataclasses import replace
 from itertools import chain, combinations, pairwise
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pure import graphs
 from pure.random_plans import training_steps
+from random_examples import examples
 from vdnn.cost.table import OpCost
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
@@ -22,9 +23,7 @@ from vdnn.ir import Graph, Need, Op, Role
 from vdnn.plan import STRATEGIES, Decision, Drop, Offload, Plan, Problem, simulate, solve, violations
 from vdnn.plan.model.bounds import minimum_budget
 
-thorough = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
-)
+thorough = examples(60)
 ONE_TIER = Hardware("only a device", 1.0, 1.0, (Tier(graphs.DEVICE),))
 MACHINES = (graphs.machine(), graphs.machine(host_nbytes=60), graphs.machine(host_nbytes=40, disk_nbytes=50), ONE_TIER)
 TARGETS = ("aten.convolution.default", "aten.max_pool2d_with_indices.default", "aten.relu.default")
@@ -116,7 +115,7 @@ def test_using_every_gap_to_the_full_peaks_at_the_bound(problem: Problem) -> Non
 
 
 @given(graph=networks(), workspace=st.integers(0, 20))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(25)
 def test_no_set_of_gaps_peaks_below_the_bound(graph: Graph, workspace: int) -> None:
     problem = graphs.problem(graph, workspace_nbytes=workspace)
     possible = every_offload(graph)[:9]
@@ -127,7 +126,7 @@ def test_no_set_of_gaps_peaks_below_the_bound(graph: Graph, workspace: int) -> N
 
 @pytest.mark.parametrize("strategy", sorted(STRATEGIES))
 @given(problem=asked())
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@examples(20)
 def test_a_strategy_decides_the_same_thing_twice(strategy: str, problem: Problem) -> None:
     unbounded = replace(problem, budget_nbytes=None)
     assert solve(unbounded, strategy) == solve(unbounded, strategy)
