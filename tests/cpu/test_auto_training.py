@@ -8,11 +8,13 @@ recomputed and encoded.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from capture_once import captured_once
 from equivalence import assert_measured_as_simulated, assert_same, executors, train
 from tiers import DISK, smallest_budget
 from torch import nn
@@ -26,36 +28,48 @@ SLOW = replace(DISK, name="RAM above a slow disk", links=(Link("device", "disk",
 MACHINES = {"fast links": DISK, "slow links": SLOW}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_auto_trains_the_plain_step_within_every_budget(name: str, machine: str) -> None:
+    check_budgets(name, machine, shares=(100, 75, 50, 35, 25))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("name", ["vgg16", "unet", "vit"])
+def test_auto_trains_the_plain_step_within_half_of_the_peak_and_within_the_least(name: str, machine: str) -> None:
+    check_budgets(name, machine, shares=(50,))
+
+
+def check_budgets(name: str, machine: str, shares: Sequence[int]) -> None:
     torch.manual_seed(0)
     spec, device = MODELS[name].small(), MACHINES[machine]
     model, args = spec.build(), spec.sample(4)
-    keep_all = vdnn.plan(spec.step(model), args, device=device).peak_nbytes
-    least = smallest_budget(spec.step(model), args, "auto", device)
     plain = copy.deepcopy(model)
     expected = train(spec.step(plain), plain, args, steps=2)
-    budgets = {max(least, keep_all * share // 100) for share in (100, 75, 50, 35, 25)} | {least}
-    for budget in sorted(budgets):
-        ours = copy.deepcopy(model)
-        virtual = vdnn.virtualize(spec.step(ours), budget=budget, device=device, costs="roofline")
-        assert_same(expected, train(virtual, ours, args, steps=2))
-        assert_measured_as_simulated(virtual)
-        assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
+    with captured_once(name, 4):
+        keep_all = vdnn.plan(spec.step(model), args, device=device).peak_nbytes
+        least = smallest_budget(spec.step(model), args, "auto", device)
+        for budget in sorted({max(least, keep_all * share // 100) for share in shares} | {least}):
+            ours = copy.deepcopy(model)
+            virtual = vdnn.virtualize(spec.step(ours), sample=args, budget=budget, device=device, costs="roofline")
+            assert_same(expected, train(virtual, ours, args, steps=2))
+            assert_measured_as_simulated(virtual)
+            assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
 
 
 def mechanisms(name: str, device: Hardware) -> set[str]:
     spec = MODELS[name].small()
     step, args = spec.step(spec.build()), spec.sample(4)
-    least = smallest_budget(step, args, "auto", device)
-    peak = vdnn.plan(step, args, device=device).peak_nbytes
-    plan = vdnn.plan(step, args, device=device, budget=(least + peak) // 2)
+    with captured_once(name, 4):
+        least = smallest_budget(step, args, "auto", device)
+        peak = vdnn.plan(step, args, device=device).peak_nbytes
+        plan = vdnn.plan(step, args, device=device, budget=(least + peak) // 2)
     return {decision.action.kind for decision in plan.decisions}
 
 
 def test_fast_links_move_and_slow_links_recompute_or_encode() -> None:
-    fast, slow = mechanisms("resnet50", DISK), mechanisms("resnet50", SLOW)
+    fast, slow = mechanisms("unet", DISK), mechanisms("unet", SLOW)
     assert "offload" in fast
     assert slow & {"recompute", "encode"}
     assert "offload" not in slow
@@ -64,7 +78,7 @@ def test_fast_links_move_and_slow_links_recompute_or_encode() -> None:
 ONE_TIER = Hardware("a board of its own", 1e11, 1e10, tiers=(Tier("device"),), links=())
 
 
-@pytest.mark.parametrize("share", [0.9, 0.7, 0.5])
+@pytest.mark.parametrize("share", [0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.9, 0.7))])
 def test_auto_recomputes_in_stretches_where_nothing_can_be_away(share: float) -> None:
     """A chain made again at once would all be there at once."""
     torch.manual_seed(0)

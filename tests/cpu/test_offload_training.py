@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
+from itertools import cycle, product
 from typing import Any
 
 import pytest
 import torch
-from equivalence import assert_measured_as_simulated, assert_same, executors, train
+from capture_once import captured_once
+from equivalence import Outcome, assert_measured_as_simulated, assert_same, executors, train
 from tiers import DISK, MACHINES, smallest_budget
+from torch import Tensor, nn
 
 import vdnn
-from vdnn import models
 from vdnn.errors import Infeasible
+from vdnn.models import MODELS, ModelSpec
 from vdnn.plan.model.budget import resolve_budget
 
 NETWORKS = ("vgg16", "googlenet", "unet", "densenet121", "biglstm", "gpt2")
@@ -21,50 +25,68 @@ NETWORKS = ("vgg16", "googlenet", "unet", "densenet121", "biglstm", "gpt2")
 STRATEGIES = ("offload", "vdnn-all", "vdnn-conv", "vdnn-dyn")
 
 
-def network(name: str) -> tuple[Any, torch.nn.Module, tuple[torch.Tensor, ...]]:
+@cache
+def network(name: str) -> tuple[ModelSpec, nn.Module, tuple[Tensor, ...], Outcome]:
+    """A small network, its sample, and what plain PyTorch makes of them."""
     torch.manual_seed(0)
-    spec = models.MODELS[name].small()
-    return spec, spec.build(), spec.sample(2)
+    spec = MODELS[name].small()
+    model, args = spec.build(), spec.sample(2)
+    plain = copy.deepcopy(model)
+    return spec, model, args, train(spec.step(plain), plain, args)
 
 
 def check_budget(name: str, **options: Any) -> None:
-    spec, model, args = network(name)
+    spec, model, args, expected = network(name)
     twin = copy.deepcopy(model)
     virtual = vdnn.virtualize(spec.step(twin), sample=args, **options)
-    assert_same(train(spec.step(model), model, args), train(virtual, twin, args))
+    assert_same(expected, train(virtual, twin, args))
     assert_measured_as_simulated(virtual)
     (executor,) = executors(virtual)
     assert executor.measured.timeline is not None
     assert executor.measured.timeline.peak_nbytes <= (executor.plan.problem.budget_nbytes or 0)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", NETWORKS)
+ALL = [*product(NETWORKS, STRATEGIES, MACHINES)]
+FEW = [(name, *way) for name, way in zip(cycle(NETWORKS), product(STRATEGIES, MACHINES), strict=False)]
+"""Every network once, and every strategy on every machine."""
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "machine"),
+    [case if case in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in ALL],
+)
 def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, machine: str) -> None:
-    spec, model, args = network(name)
-    smallest = smallest_budget(spec.step(model), args, strategy, MACHINES[machine])
-    check_budget(name, budget=smallest, strategy=strategy, device=MACHINES[machine])
+    spec, model, args, _ = network(name)
+    with captured_once(name, 2):
+        smallest = smallest_budget(spec.step(model), args, strategy, MACHINES[machine])
+        check_budget(name, budget=smallest, strategy=strategy, device=MACHINES[machine])
 
 
-@pytest.mark.parametrize("share", ["100%", "90%", "75%", "60%"])
-@pytest.mark.parametrize("name", ["googlenet", "unet", "densenet121"])
+@pytest.mark.parametrize(
+    "share", ["75%", *(pytest.param(share, marks=pytest.mark.slow) for share in ("100%", "90%", "60%"))]
+)
+@pytest.mark.parametrize(
+    "name", ["unet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("googlenet", "densenet121"))]
+)
 def test_training_within_a_share_of_the_keep_all_peak_is_exact(name: str, share: str) -> None:
-    spec, model, args = network(name)
-    peak_nbytes = vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes
-    budget = resolve_budget(share, peak_nbytes) or 0
-    if budget < smallest_budget(spec.step(model), args, "offload", DISK):
-        pytest.skip(f"{share} of the keep-all peak is below what offloading alone can meet on this small {name}")
-    check_budget(name, budget=share, device=DISK)
+    spec, model, args, _ = network(name)
+    with captured_once(name, 2):
+        peak_nbytes = vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes
+        budget = resolve_budget(share, peak_nbytes) or 0
+        if budget < smallest_budget(spec.step(model), args, "offload", DISK):
+            pytest.skip(f"{share} of the keep-all peak is below what offloading alone can meet on this small {name}")
+        check_budget(name, budget=share, device=DISK)
 
 
 def test_a_budget_that_keeping_everything_meets_moves_nothing() -> None:
-    spec, model, args = network("unet")
-    assert vdnn.plan(spec.step(model), args, budget="100%", device=DISK).decisions == ()
+    spec, model, args, _ = network("unet")
+    with captured_once("unet", 2):
+        assert vdnn.plan(spec.step(model), args, budget="100%", device=DISK).decisions == ()
 
 
 def test_a_budget_below_the_minimum_says_what_would_work() -> None:
-    spec, model, args = network("unet")
-    with pytest.raises(Infeasible, match="Raise budget to at least") as caught:
-        vdnn.virtualize(spec.step(model), sample=args, budget="1%", device=DISK)
-    check_budget("unet", budget=caught.value.minimum_nbytes, device=DISK)
+    spec, model, args, _ = network("unet")
+    with captured_once("unet", 2):
+        with pytest.raises(Infeasible, match="Raise budget to at least") as caught:
+            vdnn.virtualize(spec.step(model), sample=args, budget="1%", device=DISK)
+        check_budget("unet", budget=caught.value.minimum_nbytes, device=DISK)
