@@ -20,6 +20,7 @@ from tiers import DISK, smallest_budget
 from torch import nn
 
 import vdnn
+from larger import larger
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.models import MODELS
 
@@ -78,7 +79,7 @@ def test_fast_links_move_and_slow_links_recompute_or_encode() -> None:
 ONE_TIER = Hardware("a board of its own", 1e11, 1e10, tiers=(Tier("device"),), links=())
 
 
-@pytest.mark.parametrize("share", [0.5, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.9, 0.7))])
+@pytest.mark.parametrize("share", [0.5, *larger(0.9, 0.7)])
 def test_auto_recomputes_in_stretches_where_nothing_can_be_away(share: float) -> None:
     """A chain made again at once would all be there at once."""
     torch.manual_seed(0)

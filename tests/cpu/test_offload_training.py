@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import cache
-from itertools import cycle, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from tiers import DISK, MACHINES, smallest_budget
 from torch import Tensor, nn
 
 import vdnn
+from larger import all_but_larger, larger
 from vdnn.errors import Infeasible
 from vdnn.models import MODELS, ModelSpec
 from vdnn.plan.model.budget import resolve_budget
@@ -46,15 +47,20 @@ def check_budget(name: str, **options: Any) -> None:
     assert executor.measured.timeline.peak_nbytes <= (executor.plan.problem.budget_nbytes or 0)
 
 
-ALL = [*product(NETWORKS, STRATEGIES, MACHINES)]
-FEW = [(name, *way) for name, way in zip(cycle(NETWORKS), product(STRATEGIES, MACHINES), strict=False)]
-"""Every network once, and every strategy on every machine."""
-
-
-@pytest.mark.parametrize(
-    ("name", "strategy", "machine"),
-    [case if case in FEW else pytest.param(*case, marks=pytest.mark.slow) for case in ALL],
+FEW = (
+    ("vgg16", "vdnn-conv", "disk"),
+    ("googlenet", "vdnn-conv", "three tiers"),
+    ("unet", "vdnn-all", "disk"),
+    ("densenet121", "vdnn-all", "three tiers"),
+    ("biglstm", "offload", "disk"),
+    ("gpt2", "offload", "three tiers"),
+    ("vgg16", "vdnn-dyn", "three tiers"),
+    ("unet", "vdnn-dyn", "disk"),
 )
+"""Every network, and every strategy on every machine."""
+
+
+@pytest.mark.parametrize(("name", "strategy", "machine"), all_but_larger(FEW, product(NETWORKS, STRATEGIES, MACHINES)))
 def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, machine: str) -> None:
     spec, model, args, _ = network(name)
     with captured_once(name, 2):
@@ -62,12 +68,8 @@ def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, mach
         check_budget(name, budget=smallest, strategy=strategy, device=MACHINES[machine])
 
 
-@pytest.mark.parametrize(
-    "share", ["75%", *(pytest.param(share, marks=pytest.mark.slow) for share in ("100%", "90%", "60%"))]
-)
-@pytest.mark.parametrize(
-    "name", ["unet", *(pytest.param(name, marks=pytest.mark.slow) for name in ("googlenet", "densenet121"))]
-)
+@pytest.mark.parametrize("share", ["75%", *larger("100%", "90%", "60%")])
+@pytest.mark.parametrize("name", ["unet", *larger("googlenet", "densenet121")])
 def test_training_within_a_share_of_the_keep_all_peak_is_exact(name: str, share: str) -> None:
     spec, model, args, _ = network(name)
     with captured_once(name, 2):
