@@ -5,8 +5,8 @@ the cost model, the planner, the simulator and the report share. Nothing here im
 
 The one idea: **a storage is what costs memory**. A value is a typed view of a storage; an op reads and writes values.
 Views, in-place ops and outputs that alias inputs are several values of one storage, so whatever counts bytes counts
-storages and can neither forget an alias nor count it twice. Steps are op positions: step t runs `graph.ops[t]`, forward
-first, then backward.
+storages and can neither forget an alias nor count it twice. Moments are op positions: moment t runs `graph.ops[t]`,
+forward first, then backward.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One step. `writes` holds the values it makes; a write into an existing storage is an in-place write."""
+    """One call of the graph. `writes` holds the values it makes; a write into an existing storage is an in-place
+    write."""
 
     name: str
     target: str
@@ -161,7 +162,7 @@ class Op:
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """Steps at which a storage must exist, half-open: begin <= step < end."""
+    """Moments at which a storage must exist, half-open: begin <= moment < end."""
 
     begin: int
     end: int
@@ -170,15 +171,15 @@ class Lifetime:
         if not self.begin < self.end:
             raise ValueError(f"lifetime is empty: begin={self.begin}, end={self.end}")
 
-    def __contains__(self, step: int) -> bool:
-        return self.begin <= step < self.end
+    def __contains__(self, moment: int) -> bool:
+        return self.begin <= moment < self.end
 
 
 @dataclass(frozen=True)
 class Graph:
     """One training step: ops in execution order over values over storages, all addressed by position.
 
-    `inputs` exist before step 0. `tangents` arrive with the first backward step. `held` values are kept by the caller
+    `inputs` exist before moment 0. `tangents` arrive with the first backward op. `held` values are kept by the caller
     once they exist: the forward's outputs and the gradients. `tangents` are let go after their last use unless they are
     also in `held`.
     """
@@ -201,7 +202,7 @@ class Graph:
 
     @cached_property
     def num_forward(self) -> int:
-        """The step at which backward begins; equals len(ops) when there is none."""
+        """The moment at which backward begins; equals len(ops) when there is none."""
         return next((t for t, op in enumerate(self.ops) if op.phase is Phase.BACKWARD), len(self.ops))
 
     @cached_property
@@ -218,25 +219,25 @@ class Graph:
             if begin[storage] is None:
                 begin[storage] = min(self.num_forward, horizon - 1)
                 end[storage] = max(end[storage], begin[storage] + 1)  # type: ignore[operator]
-        for step, storage in self.touches():
+        for moment, storage in self.touches():
             if begin[storage] is None:
-                begin[storage] = step
-            end[storage] = max(end[storage], step + 1)
+                begin[storage] = moment
+            end[storage] = max(end[storage], moment + 1)
         for value in self.held:
             end[self.values[value].storage] = horizon
         return tuple(None if b is None else Lifetime(b, e) for b, e in zip(begin, end, strict=True))
 
     def touches(self) -> Iterator[tuple[int, int]]:
-        """(step, storage) for every read and write, in step order."""
-        for step, op in enumerate(self.ops):
+        """(moment, storage) for every read and write, in moment order."""
+        for moment, op in enumerate(self.ops):
             for read in op.reads:
-                yield step, self.values[read.value].storage
+                yield moment, self.values[read.value].storage
             for value in op.writes:
-                yield step, self.values[value].storage
+                yield moment, self.values[value].storage
 
-    def replayed(self, step: int) -> tuple[tuple[Read, ...], tuple[int, ...]]:
+    def replayed(self, moment: int) -> tuple[tuple[Read, ...], tuple[int, ...]]:
         """What an op reads and writes when it runs again: everything, except that statistics are not updated twice."""
-        op = self.ops[step]
+        op = self.ops[moment]
         if not op.has(Trait.UPDATES):
             return op.reads, op.writes
         updated = {
@@ -255,8 +256,8 @@ class Graph:
         them."""
         made: set[int] = set()
         stashed: dict[int, None] = {}
-        for step, op in enumerate(self.ops):
-            if step < self.num_forward:
+        for moment, op in enumerate(self.ops):
+            if moment < self.num_forward:
                 made.update(self.values[v].storage for v in op.writes)
             else:
                 for read in op.reads:

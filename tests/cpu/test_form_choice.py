@@ -44,7 +44,7 @@ def chosen(solve: Solver, count: int) -> Any:
 
 @pytest.fixture(autouse=True)
 def everything_may_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vdnn.compile.form_choice, "largest_step_nbytes", lambda problem: 0)
+    monkeypatch.setattr(vdnn.compile.form_choice, "largest_op_nbytes", lambda problem: 0)
 
 
 def test_forms_that_do_not_fit_do_not_end_the_search() -> None:
@@ -74,7 +74,7 @@ def test_where_none_fits_the_least_need_is_named() -> None:
 
 
 def test_of_forms_that_cannot_fit_the_smallest_is_priced_for_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vdnn.compile.form_choice, "largest_step_nbytes", lambda problem: 50 - problem.number)
+    monkeypatch.setattr(vdnn.compile.form_choice, "largest_op_nbytes", lambda problem: 50 - problem.number)
     solve = Solver({})
     with pytest.raises(Infeasible, match="That is with the form 3") as caught:
         chosen(solve, 3)

@@ -84,7 +84,7 @@ def test_the_papers_networks_hold_less_between_forward_and_backward(name: str) -
     spec, model, args = network(name)
     kept, encoded = (vdnn.plan(spec.step(model), args, device="titan-x", strategy=s) for s in ("keep-all", "gist"))
     at = kept.problem.graph.num_forward - 1
-    stashed = [int(plan.timeline.total()[(plan.timeline.steps == at).nonzero()[0][-1]]) for plan in (kept, encoded)]
+    stashed = [int(plan.timeline.total()[(plan.timeline.moments == at).nonzero()[0][-1]]) for plan in (kept, encoded)]
     assert stashed[1] < stashed[0]
 
 

@@ -78,7 +78,7 @@ def test_what_the_cache_knows_is_not_run(cache: CostCache):
     assert made == ["a"]
 
 
-def test_a_step_without_a_call_costs_what_a_view_costs(cache: CostCache):
+def test_an_op_without_a_call_costs_what_a_view_costs(cache: CostCache):
     view, product = measure([None, matmul(256)], cache).ops
     assert view.workspace_nbytes == 0
     assert 0 < view.seconds < product.seconds

@@ -37,7 +37,7 @@ def test_a_recomputed_step_is_the_plain_one(name: str, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "inception-v4"])
-def test_superneurons_peaks_at_the_largest_single_step(name: str) -> None:
+def test_superneurons_peaks_at_the_largest_single_op(name: str) -> None:
     spec = MODELS[name].small()
     planned = plan(spec.step(spec.build()), spec.sample(2), strategy="superneurons")
     assert planned.peak_nbytes == minimum_budget(planned.problem)[0]

@@ -120,7 +120,7 @@ class Builder:
 def chain(length: int, nbytes: int = 100, weight_nbytes: int = 10) -> Graph:
     """x -> a1 -> ... -> a_n, each layer with a weight; layer i's backward reads a_(i-1), w_i and the gradient of a_i.
 
-    Forward is steps 0 to n-1, backward n to 2n-1 with layer n first. The last map is the output, held by the caller.
+    Forward is moments 0 to n-1, backward n to 2n-1 with layer n first. The last map is the output, held by the caller.
     """
     b = Builder(f"chain({length})")
     b.given("a0", nbytes)

@@ -79,27 +79,31 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 def gaps(graph: Graph) -> list[tuple[int, int, int]]:
-    """(storage, step, next step that takes more than its shape) of all that a plan may move: where a decision fits."""
+    """(storage, moment, next moment that takes more than its shape) of all that a plan may move: a decision fits."""
     held = {graph.values[value].storage for value in graph.held}
     given = {graph.values[value].storage for value in graph.inputs}
     found = []
     for storage in set(graph.stashed) - held - given:
         used = sorted(
-            {step for step, op in enumerate(graph.ops) if any(graph.values[v].storage == storage for v in op.writes)}
+            {
+                moment
+                for moment, op in enumerate(graph.ops)
+                if any(graph.values[v].storage == storage for v in op.writes)
+            }
             | {
-                step
-                for step, op in enumerate(graph.ops)
+                moment
+                for moment, op in enumerate(graph.ops)
                 for read in op.reads
                 if graph.values[read.value].storage == storage and read.need not in (Need.SHAPE, Need.NOTHING)
             }
         )
-        found += [(storage, step, until) for step, until in pairwise([*used, len(graph) - 1]) if step < until]
+        found += [(storage, moment, until) for moment, until in pairwise([*used, len(graph) - 1]) if moment < until]
     return sorted(found)
 
 
 @st.composite
 def decisions(draw: st.DrawFn, problem: Problem, within: tuple[int, int, int]) -> Decision:
-    """Some action through one gap, with steps that use more or less of it."""
+    """Some action through one gap, with moments that use more or less of it."""
     storage, first, until = within
     leave = draw(st.integers(first, until - 1))
     fetch = draw(st.integers(leave + 1, until))

@@ -206,7 +206,7 @@ def test_a_budget_that_no_code_meets_is_answered_with_the_one_that_works() -> No
 def test_shorter_formats_peak_lower_between_forward_and_backward() -> None:
     def stashed_nbytes(strategy: str) -> int:
         plan = solve(graphs.problem(graphs.layered()), strategy)
-        at = max(position for position, step in enumerate(plan.timeline.steps) if step == 10)
+        at = max(position for position, moment in enumerate(plan.timeline.moments) if moment == 10)
         return int(plan.timeline.total()[at])
 
     sizes = [stashed_nbytes(strategy) for strategy in ("keep-all", *GIST)]

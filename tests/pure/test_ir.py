@@ -21,7 +21,7 @@ def test_a_lifetime_cannot_be_empty() -> None:
 
 
 def test_a_lifetime_contains_its_begin_and_not_its_end() -> None:
-    assert [step in Lifetime(1, 3) for step in range(4)] == [False, True, True, False]
+    assert [moment in Lifetime(1, 3) for moment in range(4)] == [False, True, True, False]
 
 
 def test_a_storage_cannot_have_a_negative_size() -> None:

@@ -13,7 +13,7 @@ from vdnn.plan.model.layers import Layer, LayerKind, kind_of, layers
 
 
 def two_convolutions() -> Graph:
-    """images, conv1, relu, pool, conv2, relu, softmax: steps 0 to 6; backward 7 to 12."""
+    """images, conv1, relu, pool, conv2, relu, softmax: moments 0 to 6; backward 7 to 12."""
     net = Network("two convolutions", 1)
     x = net.pooling("pool", net.convolution("conv1", net.images(1, 4, 4), 2, 3, padding=1), 2, 2)
     net.softmax("softmax", net.convolution("conv2", x, 2, 1))
@@ -21,7 +21,7 @@ def two_convolutions() -> Graph:
 
 
 def named(graph: Graph, name: str) -> Layer:
-    return next(layer for layer in layers(graph) if graph.ops[layer.step].name == name)
+    return next(layer for layer in layers(graph) if graph.ops[layer.moment].name == name)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_views_are_no_layers() -> None:
     b = graphs.Builder("with a view")
     b.given("x", 4)
     b.view("view", b.op("f", ["x"], {"y": 4}))
-    assert [layer.step for layer in layers(b.build())] == [0]
+    assert [layer.moment for layer in layers(b.build())] == [0]
 
 
 def test_a_module_that_runs_twice_has_two_backwards_in_reverse() -> None:
@@ -72,7 +72,7 @@ def test_a_module_that_runs_twice_has_two_backwards_in_reverse() -> None:
     b.tangent("gz", 4)
     b.op("second_backward", ["gz", "y"], {"gy": 4}, **backward)  # type: ignore[arg-type]
     b.op("first_backward", ["gy", "x"], {"gx": 4}, **backward)  # type: ignore[arg-type]
-    assert [(layer.step, layer.backward) for layer in layers(b.build())] == [(0, 3), (1, 2)]
+    assert [(layer.moment, layer.backward) for layer in layers(b.build())] == [(0, 3), (1, 2)]
 
 
 def test_a_backward_whose_module_was_lost_is_found_by_what_it_reads() -> None:

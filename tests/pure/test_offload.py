@@ -47,7 +47,7 @@ def test_one_map_too_many_is_one_map_moved_the_one_used_last() -> None:
 
 
 def test_a_map_lingers_until_its_bytes_are_wanted_and_returns_when_they_are_free() -> None:
-    """Between its uses a1 could be away at steps 2 to 13; only step 8 exceeds the budget."""
+    """Between its uses a1 could be away at moments 2 to 13; only moment 8 exceeds the budget."""
     keep_all = Plan(chain_problem(None), "keep-all").peak_nbytes
     (action,) = offloads(solve(chain_problem(keep_all - 1), "offload")).values()
     assert (action.leave, action.fetch, action.back) == (7, 9, 14)
@@ -109,14 +109,14 @@ def test_a_full_host_sends_the_rest_to_disk_and_the_longest_away_goes_furthest()
     assert tiers[min(tiers)] == "disk"  # a1: away the longest
 
 
-def test_infeasible_names_the_smallest_budget_its_step_and_what_fills_it() -> None:
-    minimum, step = minimum_budget(chain_problem(None))
+def test_infeasible_names_the_smallest_budget_its_op_and_what_fills_it() -> None:
+    minimum, moment = minimum_budget(chain_problem(None))
     with pytest.raises(Infeasible) as caught:
         solve(chain_problem(minimum - 1), "offload")
     lines = str(caught.value).splitlines()
-    name = chain_problem(None).graph.ops[step].name
+    name = chain_problem(None).graph.ops[moment].name
     assert caught.value.minimum_nbytes == minimum
-    assert lines[0] == f"no 'offload' plan fits {minimum - 1} B: step {step} '{name}' needs {minimum} B."
+    assert lines[0] == f"no 'offload' plan fits {minimum - 1} B: op {moment} '{name}' needs {minimum} B."
     assert "100 B  a0 (input)" in lines[1]
     assert lines[-1].endswith("or shrink the batch: everything that can be away already is.")
 
@@ -137,7 +137,7 @@ def with_algorithms(budget_nbytes: int) -> Problem:
 
 
 @pytest.mark.parametrize(("budget_nbytes", "source"), [(1000, "fast"), (999, "small")])
-def test_a_step_gets_the_fastest_algorithm_that_fits_beside_what_it_needs(budget_nbytes: int, source: str) -> None:
+def test_an_op_gets_the_fastest_algorithm_that_fits_beside_what_it_needs(budget_nbytes: int, source: str) -> None:
     # Step 9 needs 600 bytes: input and output, a map, two gradient maps, eight weights, two of their gradients.
     plan = check(solve(with_algorithms(budget_nbytes), "offload"))
     assert plan.costs[9].source == source
@@ -177,7 +177,7 @@ def test_at_the_peak_of_a_published_policy_offload_is_no_slower(name: str, polic
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_seventy_thousand_steps_take_seconds(share: float) -> None:
+def test_seventy_thousand_ops_take_seconds(share: float) -> None:
     graph = long_chain(35_000)
     problem = Problem(graph, CostTable((OpCost(1e-3, 5, "test"),) * len(graph)), graphs.machine(bandwidth=1e6))
     low, high = minimum_budget(problem)[0], Plan(problem, "keep-all").peak_nbytes

@@ -38,7 +38,7 @@ def names(graph: Graph, storages: tuple[int, ...]) -> list[str]:
     return [graph.storages[storage].name for storage in storages]
 
 
-def test_alexnet_has_23_layers_and_46_steps() -> None:
+def test_alexnet_has_23_layers_and_46_ops() -> None:
     graph = alexnet()
     assert (graph.num_forward, len(graph)) == (23, 46)
 
@@ -54,7 +54,7 @@ def test_alexnets_maps_and_gradients_without_any_sharing() -> None:
 
 def test_the_largest_layer_of_alexnet_is_the_backward_of_its_first_normalisation() -> None:
     problem = superneurons_problem(alexnet())
-    largest = max(range(len(problem.graph)), key=lambda step: needed_nbytes(problem, step))
+    largest = max(range(len(problem.graph)), key=lambda moment: needed_nbytes(problem, moment))
     assert problem.graph.ops[largest].name == "lrn1_backward"
     assert l_peak(problem) == 4 * (200 * 96 * 55 * 55 * 4)
     assert round(l_peak(problem) / MiB, 2) == PUBLISHED_PEAKS_MIB["AlexNet(200)"][1]

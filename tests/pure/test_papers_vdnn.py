@@ -57,7 +57,7 @@ def test_googlenet_has_its_weights() -> None:
 @pytest.mark.parametrize("name", ["AlexNet(128)", "OverFeat(128)", "GoogLeNet(128)"])
 def test_average_reductions_come_near_the_published_ones(name: str) -> None:
     """Not matched: the paper states 89, 91 and 95 % and not what it averages or whether workspaces count. The mean over
-    layer steps of what vDNN manages, over its baseline without workspaces, is 4 to 10 points lower.
+    layer ops of what vDNN manages, over its baseline without workspaces, is 4 to 10 points lower.
     """
     row = reduction(NETWORKS[name](), "vdnn-all(m)")
     assert PUBLISHED_AVERAGE_REDUCTION[name] - 0.10 < row.managed_average_reduction < PUBLISHED_AVERAGE_REDUCTION[name]

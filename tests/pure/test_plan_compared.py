@@ -24,7 +24,7 @@ def test_of_a_code_only_its_own_bytes_move() -> None:
 
 def test_what_is_computed_again_is_counted_in_ops_and_arithmetic() -> None:
     graph = graphs.chain(4)
-    graph = replace(graph, ops=tuple(replace(op, flops=10 * step) for step, op in enumerate(graph.ops)))
+    graph = replace(graph, ops=tuple(replace(op, flops=10 * moment) for moment, op in enumerate(graph.ops)))
     found = figures(plan(graph, {"a2": Recompute(2, 5)}))
     assert (found.num_replays, found.recomputed_flops) == (1, 10)
 
@@ -35,7 +35,7 @@ def test_keeping_everything_saves_and_loses_nothing() -> None:
 
 
 def test_the_loss_is_the_share_of_the_oracles_time() -> None:
-    """Eight steps of a second, and one of them again."""
+    """Eight ops of a second, and one of them again."""
     found = figures(plan(graphs.chain(4), {"a2": Recompute(2, 5)}))
     assert found.loss == pytest.approx(1 / 8)
 

@@ -40,9 +40,9 @@ def test_the_peak_is_marked_once() -> None:
 
 def test_what_leaves_says_where_to_and_until_when() -> None:
     assert told(mixed(), "leave") == [
-        "a2 is dropped, made again for step 13",
-        "a3 leaves for disk, back for step 12",
-        "code of a5 leaves for host, back for step 10",
+        "a2 is dropped, made again for op 13",
+        "a3 leaves for disk, back for op 12",
+        "code of a5 leaves for host, back for op 10",
     ]
 
 
@@ -52,8 +52,8 @@ def test_what_is_dropped_for_good_says_so() -> None:
 
 def test_a_code_says_its_size_its_codec_and_when_it_is_decoded() -> None:
     assert told(mixed(), "encode") == [
-        "a4 becomes 50 B of fp16, decoded for step 11",
-        "a5 becomes 50 B of fp16, decoded for step 10",
+        "a4 becomes 50 B of fp16, decoded for op 11",
+        "a5 becomes 50 B of fp16, decoded for op 10",
     ]
 
 
@@ -63,7 +63,7 @@ def test_a_replay_says_for_what() -> None:
 
 def test_a_copy_of_a_code_is_as_large_as_the_code() -> None:
     sizes = {line.what: line.nbytes for line in explained(mixed()) if line.kind == "fetch"}
-    assert sizes == {"a3 returns from disk for step 12": 100, "a5 returns from host for step 10": 50}
+    assert sizes == {"a3 returns from disk for op 12": 100, "a5 returns from host for op 10": 50}
 
 
 def test_a_reason_stands_once_where_the_storage_gives_up_its_bytes() -> None:

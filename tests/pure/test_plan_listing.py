@@ -55,7 +55,7 @@ def test_every_op_has_a_line() -> None:
 def test_a_plan_prints_as_a_short_summary() -> None:
     plan = graphs.plan(graphs.problem(graphs.chain(3), budget_nbytes=1024), {"a1": Recompute(1, 4)})
     assert str(plan).splitlines() == [
-        "chain(3): by hand on testbench, 6 steps, budget 1.00 KiB",
+        "chain(3): by hand on testbench, 6 ops, budget 1.00 KiB",
         "peak 550 B, step time 7.00 s (stalls 0.0 us)",
         "decisions: 1 recompute",
         "at the peak: 30 B parameter, 100 B input, 100 B output, 100 B feature map, 200 B gradient map, 20 B gradient",

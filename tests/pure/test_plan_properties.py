@@ -68,7 +68,7 @@ def events(plan: Plan, program: Sequence[Instruction], storage: int) -> Life:
     graph, found = plan.problem.graph, []
     first_backward = min(graph.num_forward, len(graph) - 1)
     if storage in {graph.values[value].storage for value in graph.tangents}:
-        found.append((next(p for p, i in enumerate(program) if i.step == first_backward), "touch"))
+        found.append((next(p for p, i in enumerate(program) if i.moment == first_backward), "touch"))
         found.append((next(p for p, i in enumerate(program) if i.kind is Kind.RUN and i.op == first_backward), "touch"))
     for position, i in enumerate(program):
         is_here = bool(found) and found[-1][1] != "end"
@@ -254,7 +254,7 @@ def test_taking_back_an_offload_between_two_uses_never_lowers_the_peak(plan: Pla
     touches = list(plan.problem.graph.touches())
     for position, decision in enumerate(plan.decisions):
         if not isinstance(decision.action, Offload) or not any(
-            step >= decision.action.back and storage == decision.storage for step, storage in touches
+            moment >= decision.action.back and storage == decision.storage for moment, storage in touches
         ):
             continue
         without = Plan(plan.problem, plan.strategy, plan.decisions[:position] + plan.decisions[position + 1 :])
@@ -279,7 +279,7 @@ def test_without_decisions_the_bytes_follow_from_the_lifetimes(problem: Problem)
     lives = zip(graph.storages, graph.lifetimes, strict=True)
     alive = [(storage.nbytes, life) for storage, life in lives if life is not None]
     expected = [
-        sum(nbytes for nbytes, life in alive if step in life) + problem.costs[step].workspace_nbytes
-        for step in range(len(graph))
+        sum(nbytes for nbytes, life in alive if moment in life) + problem.costs[moment].workspace_nbytes
+        for moment in range(len(graph))
     ]
     assert simulate(Plan(problem, "keep-all")).total().tolist() == expected

@@ -85,20 +85,20 @@ def one_layer(*states: str) -> Graph:
 
 
 def test_optimizer_state_that_only_the_plan_counted_is_no_difference() -> None:
-    """No step reads it: `vdnn plan --optimizer adam` counts it, a captured model does not have it."""
+    """No op reads it: `vdnn plan --optimizer adam` counts it, a captured model does not have it."""
     plan = graphs.plan(one_layer("w.exp_avg", "w.exp_avg_sq"))
     assert fitting_plan(plan, graphs.problem(one_layer())).peak_nbytes == plan.peak_nbytes - 200
 
 
-def changed(step: int, **changes: object) -> Problem:
+def changed(moment: int, **changes: object) -> Problem:
     graph = graphs.chain(6)
-    ops = tuple(replace(op, **changes) if at == step else op for at, op in enumerate(graph.ops))  # type: ignore[arg-type]
+    ops = tuple(replace(op, **changes) if at == moment else op for at, op in enumerate(graph.ops))  # type: ignore[arg-type]
     return graphs.problem(replace(graph, ops=ops))
 
 
 REFUSED = {
-    "another op": (changed(3, target="gelu"), r"step 3 is forward linear .* in the plan and forward gelu .* here"),
-    "more steps": (graphs.problem(graphs.chain(7)), r"step 6 is backward .* in the plan and forward linear .* here"),
+    "another op": (changed(3, target="gelu"), r"op 3 is forward linear .* in the plan and forward gelu .* here"),
+    "more ops": (graphs.problem(graphs.chain(7)), r"op 6 is backward .* in the plan and forward linear .* here"),
     "other shapes": (
         graphs.problem(graphs.chain(6, nbytes=200)),
         r"'a1' is 25 float32 in the plan and 50 float32 here",
@@ -145,7 +145,7 @@ def test_a_machine_without_the_plans_tier_is_named() -> None:
 
 def test_a_budget_smaller_than_the_plans_peak_is_refused_with_the_bytes() -> None:
     plan = saved_plan(budget_nbytes=700)
-    with pytest.raises(ForeignPlan, match=r"the budget is 400 B, but step"):
+    with pytest.raises(ForeignPlan, match=r"the budget is 400 B, but op"):
         fitting_plan(plan, replace(plan.problem, budget_nbytes=400))
 
 

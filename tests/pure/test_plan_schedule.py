@@ -6,10 +6,10 @@ from pure import graphs
 from vdnn.plan import Drop, Encode, EncodeOffload, Instruction, Keep, Kind, Offload, Plan, Recompute, schedule
 
 
-def around(plan: Plan, step: int) -> list[str]:
-    """The labels of one step's instructions, with "run" written out."""
+def around(plan: Plan, moment: int) -> list[str]:
+    """The labels of one moment's instructions, with "run" written out."""
     graph = plan.problem.graph
-    shown = [i for i in schedule(plan) if i.step == step]
+    shown = [i for i in schedule(plan) if i.moment == moment]
     return [f"run {i.label(graph)}" if i.kind is Kind.RUN else i.label(graph) for i in shown]
 
 
@@ -30,9 +30,9 @@ def test_an_offload_is_sent_once_final_and_leaves_where_the_plan_says() -> None:
 
 
 def test_an_in_place_write_delays_the_copy_out() -> None:
-    """`c` is written at steps 0, 1 and 3: a copy that starts earlier would carry the wrong values."""
+    """`c` is written at moments 0, 1 and 3: a copy that starts earlier would carry the wrong values."""
     plan = graphs.plan(graphs.in_place_chain(), {"c": Offload("host", leave=4, fetch=5, back=5)})
-    assert [i.step for i in schedule(plan) if i.kind is Kind.SEND] == [3]
+    assert [i.moment for i in schedule(plan) if i.kind is Kind.SEND] == [3]
 
 
 def test_a_view_does_not_delay_the_copy_out() -> None:
@@ -44,13 +44,13 @@ def test_a_view_does_not_delay_the_copy_out() -> None:
     b.op("wait", ["g"], {"g1": 4})
     b.op("b", ["g1", "a_view"], {"g2": 4})
     plan = graphs.plan(b.build(), {"a": Offload("host", leave=1, fetch=3, back=3)})
-    assert [i.step for i in schedule(plan) if i.kind is Kind.SEND] == [0]
+    assert [i.moment for i in schedule(plan) if i.kind is Kind.SEND] == [0]
 
 
 def test_a_second_offload_is_sent_from_where_the_first_came_back() -> None:
     graph = graphs.diamond()
     twice = [("s", Offload("host", 2, 4, 5)), ("s", Offload("host", 5, 6, 6))]
-    assert [i.step for i in schedule(graphs.plan(graph, twice)) if i.kind is Kind.SEND] == [0, 5]
+    assert [i.moment for i in schedule(graphs.plan(graph, twice)) if i.kind is Kind.SEND] == [0, 5]
 
 
 def test_an_in_place_chain_is_replayed_whole_and_in_order() -> None:

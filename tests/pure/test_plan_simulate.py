@@ -29,7 +29,7 @@ def test_inputs_and_outputs_of_an_op_coexist() -> None:
     assert at(simulate(graphs.plan(graphs.chain(3))), "layer2") == 130 + 200
 
 
-def test_the_peak_of_a_kept_chain_is_at_its_first_backward_step() -> None:
+def test_the_peak_of_a_kept_chain_is_at_its_first_backward_op() -> None:
     # 130 given, a1 a2 a3 300, g3 and g2 200, dw3 10.
     timeline = simulate(graphs.plan(graphs.chain(3)))
     assert (timeline.peak_nbytes, timeline.labels[timeline.peak_at]) == (640, "layer3_backward")
@@ -117,7 +117,8 @@ def test_an_encoded_offload_holds_its_buffer_until_sent_and_from_fetch() -> None
     timeline = simulate(graphs.plan(graphs.chain(4), {"a1": action}))
     kept = simulate(graphs.plan(graphs.chain(4)))
     there = {
-        step: at(timeline, step) - at(kept, step) for step in ("layer3", "layer4", "layer3_backward", "layer2_backward")
+        op_name: at(timeline, op_name) - at(kept, op_name)
+        for op_name in ("layer3", "layer4", "layer3_backward", "layer2_backward")
     }
     assert there == {"layer3": -50, "layer4": -100, "layer3_backward": -50, "layer2_backward": 0}
     assert at(timeline, "layer4", "host") == 50
@@ -145,7 +146,7 @@ def test_a_copy_that_is_late_stalls_compute() -> None:
 def test_leaving_waits_for_the_copy_out() -> None:
     problem = graphs.problem(graphs.chain(4), hardware=graphs.machine(bandwidth=25.0))
     plan = graphs.plan(problem, {"a1": Offload("host", leave=1, fetch=4, back=6)})
-    timeline = simulate(plan)  # four seconds from second 1 on; step 1 ends at second 2
+    timeline = simulate(plan)  # four seconds from second 1 on; op 1 ends at second 2
     assert seconds(timeline, COMPUTE)[2] == (5, 6)
 
 
@@ -228,7 +229,7 @@ def cpu_seconds(plan: Plan) -> float:
     return min(taken)
 
 
-def test_seventy_thousand_steps_take_less_than_a_second(long_problem: Problem) -> None:
+def test_seventy_thousand_ops_take_less_than_a_second(long_problem: Problem) -> None:
     assert cpu_seconds(Plan(long_problem, "keep-all")) < 1.0
 
 
@@ -245,5 +246,5 @@ def test_tens_of_thousands_of_decisions_take_about_a_second(long_problem: Proble
 def test_the_long_chain_peaks_where_its_maps_are_all_alive(long_problem: Problem) -> None:
     # 35001 maps and inputs, two gradients, workspace.
     timeline = simulate(Plan(long_problem, "keep-all"))
-    assert (timeline.peak_nbytes, int(timeline.steps[timeline.peak_at])) == (35_001 * 100 + 200 + 5, 35_000)
-    assert np.array_equal(timeline.steps, np.arange(70_000))
+    assert (timeline.peak_nbytes, int(timeline.moments[timeline.peak_at])) == (35_001 * 100 + 200 + 5, 35_000)
+    assert np.array_equal(timeline.moments, np.arange(70_000))

@@ -36,9 +36,9 @@ def test_a_budget_that_is_too_small_carries_the_one_that_works() -> None:
     assert too_small().minimum_nbytes == 700
 
 
-def test_a_budget_that_is_too_small_is_answered_with_step_contents_and_way_out() -> None:
+def test_a_budget_that_is_too_small_is_answered_with_op_contents_and_way_out() -> None:
     assert str(too_small()).splitlines() == [
-        "no 'keep-all' plan fits 500 B: step 3 'layer3_backward' needs 700 B.",
+        "no 'keep-all' plan fits 500 B: op 3 'layer3_backward' needs 700 B.",
         "           100 B  a0 (input)",
         "           100 B  a1 (feature map)",
         "           100 B  a2 (feature map)",

@@ -85,9 +85,9 @@ def test_a_storage_has_to_exist() -> None:
         (EncodeOffload("fp16", 1, "host", 1, 6, 7, 8), "sent=6"),
     ],
 )
-def test_steps_are_in_range(action: object, word: str) -> None:
+def test_moments_are_in_range(action: object, word: str) -> None:
     found = violations(graphs.plan(graphs.chain(3), {"a1": action}))
-    assert any(f"{word}, but the graph has steps 0 to 5" in sentence for sentence in found)
+    assert any(f"{word}, but the graph has ops 0 to 5" in sentence for sentence in found)
 
 
 @pytest.mark.parametrize("name", ["w1", "a0"])
@@ -137,8 +137,8 @@ def test_gaps_may_touch() -> None:
 
 def test_nobody_reads_what_is_away() -> None:
     sentence = refused(graphs.chain(3), {"a1": Offload("host", leave=0, fetch=4, back=4)})
-    assert "step 1 'layer2' reads 'a1' (all values), which is away (offload)" in sentence
-    assert "leaves after step 0, back before step 4" in sentence
+    assert "op 1 'layer2' reads 'a1' (all values), which is away (offload)" in sentence
+    assert "leaves after op 0, back before op 4" in sentence
 
 
 def test_the_shape_of_what_is_away_may_be_read() -> None:
@@ -216,10 +216,10 @@ def test_a_replay_does_not_change_a_map_that_is_there() -> None:
 
 def test_the_source_of_a_replay_has_to_be_there() -> None:
     actions = {"a1": Offload("host", 1, 4, 4), "a2": Recompute(2, 3)}
-    assert "step 3 replays 'layer2', which reads 'a1', which is away (offload)" in refused(graphs.chain(3), actions)
+    assert "op 3 replays 'layer2', which reads 'a1', which is away (offload)" in refused(graphs.chain(3), actions)
 
 
-def test_the_source_of_a_replay_may_come_back_at_the_same_step() -> None:
+def test_the_source_of_a_replay_may_come_back_at_the_same_moment() -> None:
     actions = {"a2": Recompute(2, 3), "a1": Offload("host", 1, 2, 3)}
     assert violations(graphs.plan(graphs.chain(3), actions)) == []
 
@@ -291,7 +291,7 @@ def test_every_link_of_the_way_exists_in_both_directions(missing: str) -> None:
 def test_a_tier_does_not_take_more_than_it_has() -> None:
     problem = graphs.problem(graphs.chain(4), hardware=graphs.machine(host_nbytes=199))
     actions = {"a1": Offload("host", 1, 6, 6), "a2": Offload("host", 2, 5, 5)}
-    assert "tier 'host' has 199 B, but holds 200 B at step 1 (1 bytes too many)" in only_violation(
+    assert "tier 'host' has 199 B, but holds 200 B at op 1 (1 bytes too many)" in only_violation(
         graphs.plan(problem, actions)
     )
 
@@ -304,7 +304,7 @@ def test_a_tier_gives_bytes_back_once_a_map_has_returned() -> None:
 
 def test_the_peak_stays_within_the_budget() -> None:
     plan = graphs.plan(graphs.problem(graphs.chain(3), budget_nbytes=639))
-    assert "the budget is 639 B, but step 3 'layer3_backward' needs 640 B (1 bytes too many)" in only_violation(plan)
+    assert "the budget is 639 B, but op 3 'layer3_backward' needs 640 B (1 bytes too many)" in only_violation(plan)
 
 
 def test_a_budget_of_the_peak_is_enough() -> None:
@@ -375,11 +375,11 @@ def test_a_code_that_travels_may_be_read_as_it_is() -> None:
 )
 def test_bits_serve_only_readers_that_ask_their_question(need: Need, detail: tuple[float, ...]) -> None:
     sentence = refused(coded(need=need, detail=detail), {"a": bits()})
-    assert f"step 2 'b' takes {need} {detail} of it, which codec 'sign-mask' with detail" in sentence
+    assert f"op 2 'b' takes {need} {detail} of it, which codec 'sign-mask' with detail" in sentence
 
 
 def test_bits_serve_every_later_reader_or_none() -> None:
-    assert "step 3 'last' takes all values () of it" in refused(coded(late=True), {"a": bits()})
+    assert "op 3 'last' takes all values () of it" in refused(coded(late=True), {"a": bits()})
 
 
 def test_bits_of_a_storage_that_holds_two_numbers_serve_every_reader() -> None:
@@ -396,7 +396,7 @@ def test_bits_of_a_storage_that_holds_two_other_numbers_serve_nobody_who_takes_a
 
 def test_a_code_is_read_as_it_is_only_by_ops_with_such_a_form() -> None:
     sentence = refused(coded(reads_code=False), {"a": bits(direct=True)})
-    assert "step 2 'b' reads 'a' (sign), as a code, which it cannot" in sentence
+    assert "op 2 'b' reads 'a' (sign), as a code, which it cannot" in sentence
 
 
 def test_an_op_that_can_read_bits_cannot_read_a_sparse_code() -> None:
@@ -409,9 +409,9 @@ def test_a_code_that_is_read_as_it_is_ends_the_life_of_its_storage() -> None:
     assert "two of its gaps overlap: after 1 to before 4" in refused(coded(), twice)
 
 
-def test_a_code_is_not_read_before_the_step_the_plan_names() -> None:
+def test_a_code_is_not_read_before_the_moment_the_plan_names() -> None:
     early = replace(bits(direct=True), back=3)
-    assert "step 2 'b' reads 'a' (sign), which is away (encode)" in refused(coded(), {"a": early})
+    assert "op 2 'b' reads 'a' (sign), which is away (encode)" in refused(coded(), {"a": early})
 
 
 def test_what_the_shape_is_read_of_needs_no_code() -> None:

@@ -1,4 +1,4 @@
-"""A step may be computed in several ways: the plan chooses, and bytes, seconds, checks and files follow the choice."""
+"""An op may be computed in several ways: the plan chooses, and bytes, seconds, checks and files follow the choice."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from vdnn.cost.table import OpCost
 from vdnn.errors import Infeasible
 from vdnn.plan import Plan, Problem, Recompute, from_json, simulate, solve, to_json, violations
 from vdnn.plan.judge.walk import walk
-from vdnn.plan.strategies.workspaces import exact_only, fitting_variants, inexact_steps, solve_with_workspaces
+from vdnn.plan.strategies.workspaces import exact_only, fitting_variants, inexact_ops, solve_with_workspaces
 
 FAST, SMALL = OpCost(0.25, 70, "fast"), OpCost(2.0, 0, "small")
 
 
 def problem() -> Problem:
-    """chain(3) at a second and ten bytes of workspace per op; its busiest step 3 has two other algorithms."""
+    """chain(3) at a second and ten bytes of workspace per op; its busiest op 3 has two other algorithms."""
     plain = graphs.problem(graphs.chain(3), workspace_nbytes=10)
     return replace(plain, variants={3: (FAST, SMALL)})
 
 
 def plan(**variants: int) -> Plan:
-    return Plan(problem(), "by hand", variants={int(step[1:]): chosen for step, chosen in variants.items()})
+    return Plan(problem(), "by hand", variants={int(moment[1:]): chosen for moment, chosen in variants.items()})
 
 
-def test_a_step_that_is_not_listed_costs_what_the_table_says() -> None:
+def test_an_op_that_is_not_listed_costs_what_the_table_says() -> None:
     assert (plan().peak_nbytes, plan().step_time_s) == (650, 6.0)
 
 
@@ -44,17 +44,17 @@ def test_the_validator_counts_the_chosen_workspace_too(chosen: int) -> None:
     assert walk(plan(s3=chosen)).peak_nbytes == plan(s3=chosen).peak_nbytes
 
 
-@pytest.mark.parametrize(("step", "chosen"), [(3, 2), (3, -1), (1, 0), (99, 0)])
-def test_an_alternative_that_is_not_offered_is_a_violation(step: int, chosen: int) -> None:
-    (complaint,) = violations(Plan(problem(), "by hand", variants={step: chosen}))
-    assert f"step {step} takes alternative {chosen}, but the problem offers {2 if step == 3 else 0}" in complaint
+@pytest.mark.parametrize(("moment", "chosen"), [(3, 2), (3, -1), (1, 0), (99, 0)])
+def test_an_alternative_that_is_not_offered_is_a_violation(moment: int, chosen: int) -> None:
+    (complaint,) = violations(Plan(problem(), "by hand", variants={moment: chosen}))
+    assert f"op {moment} takes alternative {chosen}, but the problem offers {2 if moment == 3 else 0}" in complaint
 
 
 @pytest.mark.parametrize("offered", [{3: ()}, {3: (SMALL, FAST)}, {6: (FAST,)}])
-def test_alternatives_are_some_of_a_step_that_exists_and_the_fastest_comes_first(
+def test_alternatives_are_some_of_an_op_that_exists_and_the_fastest_comes_first(
     offered: dict[int, tuple[OpCost, ...]],
 ) -> None:
-    with pytest.raises(ValueError, match=r"variants of step"):
+    with pytest.raises(ValueError, match=r"variants of op"):
         replace(problem(), variants=offered)
 
 
@@ -71,7 +71,7 @@ def test_a_file_without_alternatives_is_as_it_was_before_there_were_any() -> Non
 
 def test_a_summary_says_that_algorithms_were_chosen_and_what_the_strategy_notes() -> None:
     lines = str(replace(plan(s3=0), note="pass 2")).splitlines()
-    assert lines[-2:] == ["variants chosen for 1 steps, workspace up to 70 B", "pass 2"]
+    assert lines[-2:] == ["variants chosen for 1 ops, workspace up to 70 B", "pass 2"]
 
 
 INEXACT = OpCost(0.1, 80, "test", "sums-4", exact=False)
@@ -93,7 +93,7 @@ def test_without_a_budget_speed_does_not_raise_the_peak() -> None:
 
 
 def test_an_alternative_has_to_fit_where_its_op_runs_again_too() -> None:
-    """Layer 1 runs at step 0 with much room, and again in backward with less."""
+    """Layer 1 runs at moment 0 with much room, and again in backward with less."""
     again = graphs.plan(graphs.problem(graphs.chain(3), budget_nbytes=600), {"a1": Recompute(leave=1, back=4)})
     run_at, replay_at = (next(k for k, label in enumerate(again.timeline.labels) if label == name) for name in _RUNS)
     free_nbytes = 600 - again.timeline.total()[[run_at, replay_at]]
@@ -129,10 +129,10 @@ def test_the_name_of_an_alternative_and_what_it_does_to_bits_survive_a_file() ->
     assert from_json(to_json(Plan(named, "by hand", variants={3: 0}))).problem == named
 
 
-def test_a_summary_says_how_many_steps_are_not_exact() -> None:
+def test_a_summary_says_how_many_ops_are_not_exact() -> None:
     rough = Plan(replace(problem(), variants={3: (INEXACT, FAST)}), "by hand", variants={3: 0})
-    assert str(rough).splitlines()[-1] == "INEXACT: 1 steps sum in another order (1 sums-4)"
-    assert inexact_steps(rough) == {3: INEXACT}
+    assert str(rough).splitlines()[-1] == "INEXACT: 1 ops sum in another order (1 sums-4)"
+    assert inexact_ops(rough) == {3: INEXACT}
 
 
 def test_an_exact_problem_offers_what_keeps_every_bit() -> None:

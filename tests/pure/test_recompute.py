@@ -62,7 +62,7 @@ def gaps(plan: Plan) -> dict[str, list[tuple[int, int]]]:
 
 
 def running_nbytes(plan: Plan) -> list[int]:
-    """Device bytes while the op of each step runs."""
+    """Device bytes while each op runs."""
     total = simulate(plan).total()
     return [int(total[position]) for position, i in enumerate(schedule(plan)) if i.kind is Kind.RUN]
 
@@ -86,7 +86,7 @@ def test_what_the_caller_gives_or_holds_is_never_made_again() -> None:
 
 def test_three_ops_that_write_one_storage_are_all_its_writers() -> None:
     graph = graphs.in_place_chain()
-    ops = [graph.ops[step].name for step in Replays(graph).writers[graphs.storage(graph, "c")]]
+    ops = [graph.ops[moment].name for moment in Replays(graph).writers[graphs.storage(graph, "c")]]
     assert ops == ["conv", "relu_", "mul_"]
     assert sources(graph, "c") == {"mask"}
 
@@ -246,7 +246,7 @@ def test_the_replays_of_a_segment_are_counted_by_the_papers_formulas(length: int
     assert len(replayed(solve(problem, MEMORY))) == length * (length + 1) // 2
 
 
-def test_what_stayed_for_a_second_step_leaves_after_that_one() -> None:
+def test_what_stayed_for_a_second_op_leaves_after_that_one() -> None:
     """a is made again for b0 and stays for b1; b2 needs r, which is made from a."""
     b = graphs.Builder("two uses in a row")
     b.given("x", 40)
@@ -265,7 +265,7 @@ def test_memory_holds_less_than_speed_where_a_segment_is_what_fills_the_peak() -
     assert solve(problem, MEMORY).peak_nbytes < solve(problem, SPEED).peak_nbytes
 
 
-def test_cost_takes_speed_while_the_segment_stays_within_the_largest_step() -> None:
+def test_cost_takes_speed_while_the_segment_stays_within_the_largest_op() -> None:
     problem = graphs.problem(cheap_run(10, 10, gradient_nbytes=60))
     assert l_peak(problem) == 140  # X, Y, dX, dY of a cheap layer; r1 and r2 once more would be 160
     assert replayed(solve(problem, COST)) == replayed(solve(problem, MEMORY))
@@ -295,7 +295,7 @@ def test_a_chain_of_sixteen_equal_maps_is_cut_into_four() -> None:
 def test_a_stretch_is_made_again_when_backward_first_needs_it_and_the_last_one_stays() -> None:
     plan = solve(graphs.problem(graphs.chain(17)), ROOT)
     backs = {name: back for name, ((_, back),) in gaps(plan).items()}
-    # layer i's backward is step 34 - i and reads a_(i-1)
+    # layer i's backward is op 34 - i and reads a_(i-1)
     assert backs == {"a9": 22, "a10": 22, "a11": 22, "a5": 26, "a6": 26, "a7": 26, "a1": 30, "a2": 30, "a3": 30}
 
 

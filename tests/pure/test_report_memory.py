@@ -1,4 +1,4 @@
-"""The memory profile: what fills the peak, which layers stash most, the curve over the steps."""
+"""The memory profile: what fills the peak, which layers stash most, the curve over the ops."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_was_offloaded_is_not_alive_at_the_peak() -> None:
     assert sum(resident.nbytes for resident in residents_at_peak(moved)) == moved.peak_nbytes < kept.peak_nbytes
 
 
-def test_the_workspace_of_the_peak_step_is_among_the_residents() -> None:
+def test_the_workspace_of_the_peak_op_is_among_the_residents() -> None:
     plan = planned(workspace_nbytes=5 * MiB)
     workspaces = [resident for resident in residents_at_peak(plan) if resident.role == "workspace"]
     assert [resident.nbytes for resident in workspaces] == [5 * MiB]

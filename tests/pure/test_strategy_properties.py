@@ -34,9 +34,9 @@ def networks(draw: st.DrawFn) -> Graph:
     """A random training step whose ops have the names of layers, so that vDNN finds something to offload."""
     graph = draw(training_steps())
     ops = []
-    for step, op in enumerate(graph.ops):
+    for moment, op in enumerate(graph.ops):
         target = draw(st.sampled_from(TARGETS))
-        if step >= graph.num_forward:
+        if moment >= graph.num_forward:
             target = target.replace(".default", "_backward.default")
         ops.append(replace(op, target=target, module=draw(st.sampled_from(["a", "b"]))))
     return replace(graph, ops=tuple(ops))
@@ -48,9 +48,9 @@ def asked(draw: st.DrawFn, *, machines: tuple[Hardware, ...] = MACHINES) -> Prob
     workspace = draw(st.lists(st.integers(0, 40), min_size=len(graph), max_size=len(graph)))
     seconds = draw(st.sampled_from([0.0, 0.01, 1.0]))
     offered = {}
-    for step in draw(st.lists(st.integers(0, len(graph) - 1), max_size=3, unique=True)):
+    for moment in draw(st.lists(st.integers(0, len(graph) - 1), max_size=3, unique=True)):
         spaces = draw(st.lists(st.integers(0, 60), min_size=1, max_size=3))
-        offered[step] = tuple(OpCost(seconds + k / 10, nbytes, "drawn") for k, nbytes in enumerate(spaces))
+        offered[moment] = tuple(OpCost(seconds + k / 10, nbytes, "drawn") for k, nbytes in enumerate(spaces))
     plain = graphs.problem(graph, workspace_nbytes=workspace, seconds=seconds, hardware=draw(st.sampled_from(machines)))
     peak = simulate(Plan(plain, "keep-all")).peak_nbytes
     return replace(plain, budget_nbytes=draw(st.integers(0, peak + 30)), variants=offered)
@@ -81,10 +81,10 @@ def test_a_plan_holds_and_fits_or_the_budget_named_instead_is_met(strategy: str,
 @given(problem=asked(machines=(graphs.machine(), graphs.machine(host_nbytes=60), ONE_TIER)))
 @thorough
 def test_with_room_in_the_slower_tiers_offload_meets_exactly_what_the_bound_says(problem: Problem) -> None:
-    minimum, step = minimum_budget(problem)
+    minimum, moment = minimum_budget(problem)
     assert violations(solve(replace(problem, budget_nbytes=minimum), "offload")) == []
     if minimum:
-        with pytest.raises(Infeasible, match=f"step {step} ") as caught:
+        with pytest.raises(Infeasible, match=f"op {moment} ") as caught:
             solve(replace(problem, budget_nbytes=minimum - 1), "offload")
         assert caught.value.minimum_nbytes == minimum
 
@@ -96,7 +96,7 @@ def every_offload(graph: Graph) -> list[Decision]:
     for storage, block in enumerate(graph.storages):
         if storage in fixed or (block.role is not Role.FEATURE_MAP and storage not in graph.stashed):
             continue
-        used = [step for step, op in enumerate(graph.ops) if is_used(graph, op, storage)]
+        used = [moment for moment, op in enumerate(graph.ops) if is_used(graph, op, storage)]
         found += [Decision(storage, Offload("host", leave, until, until), "") for leave, until in pairwise(used)]
         found.append(Decision(storage, Drop(used[-1]), ""))
     return [decision for decision in found if decision.action.leave + 1 < len(graph)]

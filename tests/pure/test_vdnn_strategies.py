@@ -40,7 +40,7 @@ def actions(plan: Plan) -> dict[str, Offload]:
     return found  # type: ignore[return-value]
 
 
-def step(graph: Graph, name: str) -> int:
+def moment(graph: Graph, name: str) -> int:
     return next(t for t, op in enumerate(graph.ops) if op.name == name)
 
 
@@ -57,7 +57,7 @@ def test_a_map_leaves_at_the_end_of_the_layer_that_takes_it() -> None:
     graph = small_vgg()
     leaves = {name: action.leave for name, action in actions(solve(problem(graph), "vdnn-all")).items()}
     takers = {"images": "conv1", "conv1": "conv2", "conv2": "pool1", "pool1": "conv3", "conv3": "conv4"}
-    assert leaves == {name: step(graph, taker) for name, taker in takers.items()}
+    assert leaves == {name: moment(graph, taker) for name, taker in takers.items()}
 
 
 def test_each_backward_prefetches_for_the_layer_before_it() -> None:
@@ -65,17 +65,17 @@ def test_each_backward_prefetches_for_the_layer_before_it() -> None:
     graph = small_vgg()
     fetches = {name: action.fetch for name, action in actions(solve(problem(graph), "vdnn-all")).items()}
     during = {"conv3": "softmax", "pool1": "conv4", "conv2": "conv3", "conv1": "pool1", "images": "conv2"}
-    assert fetches == {name: step(graph, f"{layer}_backward") for name, layer in during.items()}
+    assert fetches == {name: moment(graph, f"{layer}_backward") for name, layer in during.items()}
 
 
 def test_the_end_of_a_layer_waits_for_its_prefetch() -> None:
     graph = small_vgg()
     action = actions(solve(problem(graph), "vdnn-all"))["conv1"]
-    assert action.back == step(graph, "conv2.relu_backward") == action.fetch + 1
+    assert action.back == moment(graph, "conv2.relu_backward") == action.fetch + 1
 
 
 def chain_of(*kinds: LayerKind) -> list[Layer]:
-    return [Layer(kind, step, None, step) for step, kind in enumerate(kinds)]
+    return [Layer(kind, moment, None, moment) for moment, kind in enumerate(kinds)]
 
 
 def prefetched_by(kinds: list[LayerKind], offloaded: set[int], prefetched: set[int], current: int) -> int | None:
@@ -127,7 +127,7 @@ def test_a_map_with_two_takers_leaves_after_the_last_one() -> None:
 
 
 def test_a_map_that_no_window_reached_is_fetched_where_it_is_used() -> None:
-    """Two convolutions read one step's gradient: the first backward op has no layer before it to prefetch in."""
+    """Two convolutions read one op's gradient: the first backward op has no layer before it to prefetch in."""
     b = graphs.Builder("on demand")
     b.given("x", 100)
     conv_with(b, "one", "x", "a")
@@ -177,7 +177,7 @@ def with_algorithms(graph: Graph) -> Problem:
 @pytest.mark.parametrize(("strategy", "source"), [("vdnn-all(m)", "small"), ("vdnn-all(p)", "fast")])
 def test_m_takes_the_least_workspace_and_p_the_fastest(strategy: str, source: str) -> None:
     plan = solve(with_algorithms(small_vgg()), strategy)
-    assert {plan.costs[step].source for step in plan.problem.variants} == {source}
+    assert {plan.costs[moment].source for moment in plan.problem.variants} == {source}
 
 
 @pytest.mark.parametrize("policy", ["vdnn-all", "vdnn-conv"])
@@ -211,7 +211,7 @@ def test_dyn_offloads_all_before_it_gives_up_fast_algorithms() -> None:
 
 def test_dyn_downgrades_only_the_convolutions_that_overflow() -> None:
     plan = dyn(peak("vdnn-all(p)") - 1)
-    sources = {plan.costs[step].source for step in plan.problem.variants}
+    sources = {plan.costs[moment].source for moment in plan.problem.variants}
     assert plan.note.startswith("vdnn-dyn pass 5: vdnn-conv, algorithms downgraded")
     assert {"fast", "middle"} <= sources
 

@@ -1,7 +1,7 @@
 """From a tidy joint graph to `ir.Graph`.
 
 Enters: a joint fx graph in execution order, and what its inputs are. Leaves: a `Lowered`: the graph in our own
-vocabulary, and for each of its steps the fx node that runs it, which is all that rewriting needs to find its way back.
+vocabulary, and for each of its ops the fx node that runs it, which is all that rewriting needs to find its way back.
 
 The one idea: storages are told apart by the fake tensors' own storages, so views and aliases are seen as PyTorch sees
 them. A result of an in-place op lives in the storage it was written to, whatever storage the tracer invented for it.
@@ -49,7 +49,7 @@ class InputInfo:
 
 @dataclass(frozen=True)
 class Lowered:
-    """`nodes[t]` runs step t of `graph`. `value_of_node` finds the value of any node with a single tensor result."""
+    """`nodes[t]` runs op t of `graph`. `value_of_node` finds the value of any node with a single tensor result."""
 
     graph: Graph
     nodes: tuple[fx.Node, ...]

@@ -64,7 +64,7 @@ def explain(
     as_json: Json = False,
     debug: Debug = False,
 ) -> Answer:
-    """Tell a plan as a program: what leaves, returns, is encoded or made again at which step, and why."""
+    """Tell a plan as a program: what leaves, returns, is encoded or made again at which op, and why."""
     asked: dict[str, Any] = {
         "budget": budget,
         "device": device,
@@ -113,8 +113,14 @@ def _record(solved: Solved, lines: Iterable[Line], num_instructions: int) -> dic
         "step_time_s": plan.step_time_s,
         "note": plan.note,
         "num_instructions": num_instructions,
-        "lines": [asdict(line) for line in lines],
+        "lines": [_line_record(line) for line in lines],
     }
+
+
+def _line_record(line: Line) -> dict[str, Any]:
+    """Version 1 of the schema calls the position of the op `step`."""
+    named = asdict(line)
+    return {"step": named.pop("moment"), **named}
 
 
 def _view(solved: Solved, lines: tuple[Line, ...], num_instructions: int, width: int) -> RenderableType:
@@ -131,7 +137,7 @@ def _told(plan: Plan, name: str, lines: tuple[Line, ...], num_instructions: int,
         yield from textwrap.wrap(sentence, width, initial_indent="# ", subsequent_indent="#     ")
     hidden = num_instructions - len(lines)
     yield f"# {len(lines)} of {num_instructions} instructions{'; --all shows the others' if hidden else ''}"
-    yield f"{'step':>6}  {'on device':>10}  {'size':>10}  what happens"
+    yield f"{'op':>6}  {'on device':>10}  {'size':>10}  what happens"
     phase = ""
     for line in lines:
         if line.phase != phase:
@@ -143,7 +149,7 @@ def _told(plan: Plan, name: str, lines: tuple[Line, ...], num_instructions: int,
 def _rendered(line: Line, width: int) -> Iterator[str]:
     """The reason beside what happens where there is room for both, else under it."""
     size = format_nbytes(line.nbytes) if line.nbytes else ""
-    start = f"{line.step:>6}  {format_nbytes(line.device_nbytes):>10}  {size:>10}  "
+    start = f"{line.moment:>6}  {format_nbytes(line.device_nbytes):>10}  {size:>10}  "
     indent = " " * len(start)
     words = line.what + (f" [{line.module}]" if line.module else "") + ("  <-- peak" if line.is_peak else "")
     beside = f"{start}{words:<{BESIDE}}  # {line.reason}"

@@ -3,7 +3,7 @@
 Enters: the traced step with its problem, and the other forms that `compile/forms/` offers. Leaves: a form and its plan.
 The one idea: a form is one more candidate. The traced step is planned first; where it does not fit, or where keeping
 the budget costs more than a little time, others are planned too and the fastest is taken. To measure what all ops of a
-form take may last minutes, so forms are first compared in outline, by the roofline: one whose largest step is over the
+form take may last minutes, so forms are first compared in outline, by the roofline: one whose largest op is over the
 budget is left out, a few of the others are planned, and only the best of them are priced by measuring. Of a step so
 long that planning it takes many seconds, others are looked at only where it does not fit.
 """
@@ -19,7 +19,7 @@ from torch import fx
 from vdnn.capture.lower import Lowered
 from vdnn.compile.forms import Form
 from vdnn.errors import Infeasible
-from vdnn.plan.model.bounds import largest_step_nbytes
+from vdnn.plan.model.bounds import largest_op_nbytes
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 
@@ -30,7 +30,7 @@ GOOD_ENOUGH = 0.01
 """Share of the step time that a form may cost for the search to end with it."""
 
 MANY = 10_000
-"""Steps from which on writing and planning a form takes ten seconds and more."""
+"""Ops from which on writing and planning a form takes ten seconds and more."""
 
 MOST_SKETCHED = 5
 """Forms that are compared in outline at a time."""
@@ -115,7 +115,7 @@ class _Search:
     def _sketched(self, forms: Iterator[Posed], outlined_s: float) -> Iterator[tuple[Posed, Plan]]:
         """Planned in outline, up to one that costs next to nothing."""
         for posed in forms:
-            least_nbytes = largest_step_nbytes(posed.problem)
+            least_nbytes = largest_op_nbytes(posed.problem)
             if self.budget_nbytes is not None and least_nbytes > self.budget_nbytes:
                 self.too_large.append((least_nbytes, posed))
                 continue

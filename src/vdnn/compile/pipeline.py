@@ -39,7 +39,7 @@ from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies import solve
 from vdnn.plan.strategies.exact_counterpart import exact_counterpart
-from vdnn.plan.strategies.workspaces import inexact_steps, solve_with_workspaces
+from vdnn.plan.strategies.workspaces import inexact_ops, solve_with_workspaces
 from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.encodings import codecs_of
@@ -56,7 +56,7 @@ Variants = Mapping[int, tuple[OpCost, ...]]
 
 
 def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
-    """What each step costs, as the options want it known, and where a budget is to be kept, what it costs computed in
+    """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
     other ways."""
     if options.chosen_costs == "roofline":
         return roofline(lowered.graph, options.hardware), {}
@@ -79,7 +79,7 @@ def _with_untried(costs: CostTable, graph: Graph, options: Options) -> CostTable
 def describe_joint(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options, name: str
 ) -> Posed:
-    """Capture's last steps: what the graph is, what its steps cost, and what is asked of a plan."""
+    """Where capture ends: what the graph is, what its ops cost, and what is asked of a plan."""
     require_dense(joint.graph)
     tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
@@ -139,7 +139,7 @@ def plan_joint(
         posed = price(pose(_named(wanted, offered))) if wanted else traced
         plan = decide(posed.problem, options)
     peak = format_nbytes(plan.peak_nbytes)
-    log.info("%s: %d steps %s, %s, peak %s", name, len(plan.problem.graph), plan.problem.form, plan.strategy, peak)
+    log.info("%s: %d ops %s, %s, peak %s", name, len(plan.problem.graph), plan.problem.form, plan.strategy, peak)
     return posed, plan
 
 
@@ -206,7 +206,7 @@ def _executor(
 
 def _is_exact(plan: Plan) -> bool:
     rounds = any(not codec.is_exact for codec in codecs_of(plan).values())
-    return plan.problem.is_exact and not rounds and not inexact_steps(plan)
+    return plan.problem.is_exact and not rounds and not inexact_ops(plan)
 
 
 def _exact_rerun(traced: Posed, num_forward_outputs: int, session: Session) -> ExactRerun:

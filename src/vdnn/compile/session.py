@@ -11,7 +11,7 @@ from statistics import median
 from vdnn.errors import InvalidInput
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
-from vdnn.plan.strategies.workspaces import inexact_steps
+from vdnn.plan.strategies.workspaces import inexact_ops
 from vdnn.report.record import Piece, Report, TimelineSummary, summarize
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.runtime import shared_runtime
@@ -59,7 +59,9 @@ class Session:
 def _piece(executor: Executor) -> Piece:
     graph = executor.plan.problem.graph
     predicted = summarize(executor.plan.timeline, graph)
-    inexact = tuple(f"{graph.ops[step].name} as {cost.variant}" for step, cost in inexact_steps(executor.plan).items())
+    inexact = tuple(
+        f"{graph.ops[moment].name} as {cost.variant}" for moment, cost in inexact_ops(executor.plan).items()
+    )
     if not executor.plan.problem.is_exact:
         inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))

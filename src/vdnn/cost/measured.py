@@ -1,6 +1,6 @@
 """Time and workspace of every op, by running it on this machine's CPU.
 
-Enters: one `OpCall` per step, or None for a view. Leaves: a `CostTable`. The one idea: networks repeat themselves, so
+Enters: one `OpCall` per op, or None for a view. Leaves: a `CostTable`. The one idea: networks repeat themselves, so
 equal calls (same op, shapes, strides, dtypes, scalars) share a key, each key is measured once and then remembered by
 the `CostCache`. Time and memory are measured in separate runs: the recording would count as time for small ops. Ops are
 timed in company (`company.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`). What was
@@ -107,26 +107,26 @@ def measure_variants(
     exact: bool = True,
     progress: Progress | None = None,
 ) -> dict[int, tuple[OpCost, ...]]:
-    """For each step with a choice: the ways of computing it, itself among them, that are faster or smaller than all
+    """For each op with a choice: the ways of computing it, itself among them, that are faster or smaller than all
     others; fastest first. With `exact`, only those that keep every bit."""
     wanted: dict[str, tuple[OpVariant, OpCost]] = {}
     keys: dict[int, list[str]] = {}
-    for step, call in enumerate(calls):
-        if call is not None and costs[step].workspace_nbytes >= WORTHWHILE_NBYTES:
+    for moment, call in enumerate(calls):
+        if call is not None and costs[moment].workspace_nbytes >= WORTHWHILE_NBYTES:
             offered = {
-                f"{call.key} as {v.name}": (v, costs[step]) for v in call.variants if v.may_be_exact or not exact
+                f"{call.key} as {v.name}": (v, costs[moment]) for v in call.variants if v.may_be_exact or not exact
             }
-            keys[step] = list(offered)
+            keys[moment] = list(offered)
             wanted |= offered
     found = _known_or_measured(
         wanted, lambda keys: ((key, measure_variant(key, *wanted[key])) for key in keys), cache, progress
     )
     named = {key: replace(cost, variant=wanted[key][0].name) for key, cost in found.items()}
     choices = {
-        step: undominated([costs[step], *(named[key] for key in of_step if named[key].exact or not exact)])
-        for step, of_step in keys.items()
+        moment: undominated([costs[moment], *(named[key] for key in of_moment if named[key].exact or not exact)])
+        for moment, of_moment in keys.items()
     }
-    return {step: choice for step, choice in choices.items() if len(choice) > 1 or choice[0].variant}
+    return {moment: choice for moment, choice in choices.items() if len(choice) > 1 or choice[0].variant}
 
 
 def undominated(costs: Iterable[OpCost]) -> tuple[OpCost, ...]:

@@ -1,6 +1,6 @@
-"""From the steps of a captured graph to calls that can be measured one by one.
+"""From the ops of a captured graph to calls that can be measured one by one.
 
-Enters: a lowered graph. Leaves: one `OpCall` per step for `cost/measured.py`, None for views and for ops with effects
+Enters: a lowered graph. Leaves: one `OpCall` per op for `cost/measured.py`, None for views and for ops with effects
 that nobody declared, which are not run for the sake of knowing. Inputs are made up with the shapes, strides and dtypes
 of the trace: random floats, zeros for integers (which are indices more often than not, and zero is always one), ones
 where it divides.

@@ -1,6 +1,6 @@
 """What every op of a graph costs: seconds, and bytes it needs beyond its inputs and outputs.
 
-Enters: a graph and a cost model (`roofline.py`, `measured.py`). Leaves: a `CostTable`, one `OpCost` per step.
+Enters: a graph and a cost model (`roofline.py`, `measured.py`). Leaves: a `CostTable`, one `OpCost` per op.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class OpCost:
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """One cost per op, by step."""
+    """One cost per op, by moment."""
 
     ops: tuple[OpCost, ...]
 
     def __len__(self) -> int:
         return len(self.ops)
 
-    def __getitem__(self, step: int) -> OpCost:
-        return self.ops[step]
+    def __getitem__(self, moment: int) -> OpCost:
+        return self.ops[moment]
 
     @property
     def total_s(self) -> float:

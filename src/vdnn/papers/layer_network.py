@@ -6,7 +6,7 @@ Enters: layer after layer, as a paper's table lists them. Leaves: a graph of one
 - a map is float32, batch x channels x height x width, and the batch of images is a map that the step loads itself;
 - activations run in place, forward and backward, and have no map of their own;
 - a convolution's backward reads X, W and dY and not Y; a pooling's reads X, Y and dY;
-- the gradients of weights exist all the time, as the weights do: both count from the first step to the last;
+- the gradients of weights exist all the time, as the weights do: both count from the first moment to the last;
 - a map that several layers take has one gradient, which all of them add to;
 - dropout and local response normalisation are left out, as in the networks that vDNN lists.
 """

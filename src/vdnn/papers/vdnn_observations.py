@@ -56,7 +56,7 @@ def _is_classifier(name: str) -> bool:
 def _reuse_distance_s(plan: Plan) -> float:
     """From the end of the first convolution to the start of its backward."""
     ops, lane = plan.problem.graph.ops, plan.timeline.lanes[COMPUTE]
-    steps = plan.timeline.steps[lane.instructions]
-    first = next(step for step, op in enumerate(ops) if "convolution" in op.target)
-    last = next(step for step, op in enumerate(ops) if op.name == f"{ops[first].name}_backward")
-    return float(lane.begin_s[steps == last].min() - lane.end_s[steps == first].max())
+    moments = plan.timeline.moments[lane.instructions]
+    first = next(moment for moment, op in enumerate(ops) if "convolution" in op.target)
+    last = next(moment for moment, op in enumerate(ops) if op.name == f"{ops[first].name}_backward")
+    return float(lane.begin_s[moments == last].min() - lane.end_s[moments == first].max())

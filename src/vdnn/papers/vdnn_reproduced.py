@@ -41,7 +41,7 @@ PUBLISHED_BASELINE = {
 }
 
 _WORKSPACE = "workspaces of cuDNN 4 are not counted here: which algorithms it chose is not known"
-_AVERAGE = "an upper end, and of what the paper averages nothing is known; ours is the mean over layer steps"
+_AVERAGE = "an upper end, and of what the paper averages nothing is known; ours is the mean over layer ops"
 _FITS = "without workspaces the baseline is smaller than the paper's, and just below the card"
 _COPIES = "ours are the copies alone, at peak rates; the paper's loss may include slower algorithms with less workspace"
 _LARGER = "ours is more: how the paper's figure divides into weights, gradients and maps is not known"
@@ -81,7 +81,7 @@ def memory(networks: Networks) -> Table:
     span = said("73-98 %")
     rows.append(Row(("did not fit", "vdnn-all(m)"), saved, (span,), Certainty.FOUND, _AVERAGE))
     note = (
-        "Means are over layer steps. The last column of ours leaves out weights and their gradients, which vDNN does"
+        "Means are over layer ops. The last column of ours leaves out weights and their gradients, which vDNN does"
         f" not manage. {OURS} is given the peak of vdnn-all(m) as its budget, vdnn-dyn the whole card."
         " The very deep networks are left to the paper's policies here."
     )

@@ -4,8 +4,8 @@ Enters: a network and a strategy. Leaves: a row with the baseline's bytes, the p
 save. The baseline is the paper's (section 2.3): every map of every layer for the whole step, two gradient maps of the
 largest size, all weights and their gradients, and the largest workspace once.
 
-The paper does not say what its averages are averages of. Here an average is the mean over layer steps of the bytes that
-are live while the step's op runs, and both readings of "memory" are given: everything, or what vDNN manages, which is
+The paper does not say what its averages are averages of. Here an average is the mean over layer ops of the bytes that
+are live while the op runs, and both readings of "memory" are given: everything, or what vDNN manages, which is
 maps, gradient maps and workspace without the weights. Workspaces are zero, the paper's memory-optimal setting: which
 algorithms cuDNN 4 had and how much they took is not known.
 """
@@ -95,12 +95,12 @@ def reduction_of(plan: Plan) -> Reduction:
 
 
 def running_nbytes(plan: Plan, leaving_out: frozenset[Role]) -> np.ndarray:
-    """Device bytes while each step's op runs, of all roles but some."""
+    """Device bytes while each op runs, of all roles but some."""
     timeline = plan.timeline
     rows = [row for row, role in enumerate(ROLES) if role not in leaving_out]
     total = timeline.nbytes[timeline.device][rows].sum(axis=0)
     most = np.zeros(len(plan.problem.graph), dtype=np.int64)
-    np.maximum.at(most, timeline.steps, total)
+    np.maximum.at(most, timeline.moments, total)
     return most
 
 

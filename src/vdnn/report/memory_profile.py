@@ -1,4 +1,4 @@
-"""Where the memory of a planned training step goes: the peak and what fills it, the layers, the curve over the steps.
+"""Where the memory of a planned training step goes: the peak and what fills it, the layers, the curve over the moments.
 
 Enters: a `Plan`. Leaves: a frozen, versioned `MemoryProfile` and its JSON; `text.py` and `plot.py` draw it. This is
 what `vdnn inspect` shows, and what the first figures of vDNN (Rhu et al., MICRO 2016) showed for their networks:
@@ -27,7 +27,7 @@ from vdnn.report.record import TimelineSummary, summarize, versions
 SCHEMA = "vdnn.memory-profile"
 VERSION = 1
 
-MAX_COLUMNS = 200  # a curve is for eyes: no terminal is much wider, and 70 000 steps would swamp the JSON
+MAX_COLUMNS = 200  # a curve is for eyes: no terminal is much wider, and 70 000 ops would swamp the JSON
 
 PERSISTENT = "persistent"
 FEATURE_MAPS = "feature maps"
@@ -166,7 +166,7 @@ def stash_by_layer(graph: Graph) -> tuple[Layer, ...]:
 def curve(timeline: Timeline, num_forward: int, max_columns: int = MAX_COLUMNS) -> Curve:
     """The device's bytes squeezed into columns; forward and backward never share one."""
     total = timeline.total()
-    boundary = int(np.searchsorted(timeline.steps, num_forward)) if total.size else 0
+    boundary = int(np.searchsorted(timeline.moments, num_forward)) if total.size else 0
     spans = [*_spans(0, boundary, total.size, max_columns), *_spans(boundary, total.size, total.size, max_columns)]
     highest = [begin + int(total[begin:end].argmax()) for begin, end in spans]
     nbytes = timeline.nbytes[timeline.device]
@@ -191,7 +191,7 @@ def _spans(begin: int, end: int, total: int, max_columns: int) -> list[tuple[int
 def _resident(plan: Plan, position: int, role: Role, nbytes: int, modules: Mapping[int, str]) -> Resident:
     graph, timeline = plan.problem.graph, plan.timeline
     if position < 0:  # workspace belongs to the op that is running
-        op = graph.ops[int(timeline.steps[timeline.peak_at])]
+        op = graph.ops[int(timeline.moments[timeline.peak_at])]
         return Resident(f"workspace of {op.name}", op.module, (nbytes,), "uint8", str(role), nbytes)
     storage = graph.storages[position]
     shape = graph.values[storage.values[0]].shape if storage.values else ()

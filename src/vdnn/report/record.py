@@ -116,12 +116,12 @@ class Report:
 def summarize(timeline: Timeline, graph: Graph, step_times_s: Sequence[float] = ()) -> TimelineSummary:
     """The figures of a timeline. `step_times_s`: wall times of whole training steps; without them its own duration."""
     at = timeline.peak_at
-    step = int(timeline.steps[at]) if len(timeline.steps) else 0
+    moment = int(timeline.moments[at]) if len(timeline.moments) else 0
     return TimelineSummary(
         source=timeline.source,
         peak_nbytes=timeline.peak_nbytes,
         peak_step=timeline.labels[at] if timeline.labels else "",
-        peak_module=graph.ops[step].module if 0 <= step < len(graph) else "",
+        peak_module=graph.ops[moment].module if 0 <= moment < len(graph) else "",
         nbytes_by_role={str(role): nbytes for role, nbytes in timeline.by_role(at).items()} if timeline.labels else {},
         step_time_s=median(step_times_s) if step_times_s else timeline.duration_s,
         num_steps=max(len(step_times_s), 1),

@@ -129,7 +129,7 @@ def layers_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Table:
 
 
 def plot_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
-    """The curve of device bytes over the steps; the shades carry the meaning, colour repeats it."""
+    """The curve of device bytes over the ops; the shades carry the meaning, colour repeats it."""
     text = Text("\n".join(plot(profile.curve, width=width)), no_wrap=True, overflow="crop")
     for shade, style in BAND_STYLES.items():
         text.highlight_regex("[▁▂▃▄▅▆▇█]+" if shade == "█" else f"{shade}+", style)

@@ -62,7 +62,7 @@ class HalfWriter:
         self.random_states: dict[int, fx.Node | None] = dict.fromkeys(random_replays(plan))
         self._nodes_in = nodes_by_storage(lowered)
         self._input_behind = inputs_behind(lowered)
-        self._results = _results_of_steps(lowered)
+        self._results = _results_of_moments(lowered)
 
     def constants(self) -> None:
         for node in self._joint.graph.find_nodes(op="get_attr"):
@@ -133,24 +133,26 @@ class HalfWriter:
                 return self.copies[other], _offset_nbytes(other)
         return None
 
-    def _run(self, position: int, step: int) -> None:
-        node = self._lowered.nodes[step]
-        coded = self._coded_source(step, node)
-        if step in self.random_states:
-            self.random_states[step] = self.graph.call_function(random_state, _devices(node))
+    def _run(self, position: int, moment: int) -> None:
+        node = self._lowered.nodes[moment]
+        coded = self._coded_source(moment, node)
+        if moment in self.random_states:
+            self.random_states[moment] = self.graph.call_function(random_state, _devices(node))
         copy = (
-            self._copied(step, self._lowered.graph.ops[step].reads) if coded is None else self._from_code(node, coded)
+            self._copied(moment, self._lowered.graph.ops[moment].reads)
+            if coded is None
+            else self._from_code(node, coded)
         )
         self.copies[node] = copy
         self.position_of[copy] = position
         for result in self._results[node]:
             self.copies[result] = self.graph.node_copy(result, self.copies.__getitem__)
 
-    def _coded_source(self, step: int, node: fx.Node) -> fx.Node | None:
+    def _coded_source(self, moment: int, node: fx.Node) -> fx.Node | None:
         """The argument that this op reads as a code: its storage is encoded, and the plan wants no decoder."""
         if not self.codes:
             return None
-        needs = {read.value: read.need for read in self._lowered.graph.ops[step].reads}
+        needs = {read.value: read.need for read in self._lowered.graph.ops[moment].reads}
         for source in node.all_input_nodes:
             value = self._lowered.value_of_node.get(source)
             if value is None or source in self.copies or needs[value] in NO_USE:
@@ -174,10 +176,10 @@ class HalfWriter:
 
     def _replay(self, position: int, instruction: Instruction) -> None:
         """Run an op again; of its results only those stay that somebody waits for."""
-        step, node = instruction.op, self._lowered.nodes[instruction.op]
-        copy = self._copied(step, self._lowered.graph.replayed(step)[0])
-        if step in self.random_states:
-            copy.args = (self.random_states[step], *_devices(node), copy.target, *copy.args)  # type: ignore[arg-type]
+        moment, node = instruction.op, self._lowered.nodes[instruction.op]
+        copy = self._copied(moment, self._lowered.graph.replayed(moment)[0])
+        if moment in self.random_states:
+            copy.args = (self.random_states[moment], *_devices(node), copy.target, *copy.args)  # type: ignore[arg-type]
             copy.target = runtime.replay_random
         elif node.target in WITHOUT_UPDATES:
             _leave_out_updates(copy)
@@ -188,14 +190,14 @@ class HalfWriter:
                 made = copy if result is node else self.graph.node_copy(result, lambda _: copy)
                 self.copies[result] = made
 
-    def _copied(self, step: int, reads: Sequence[Read]) -> fx.Node:
-        node = self._lowered.nodes[step]
+    def _copied(self, moment: int, reads: Sequence[Read]) -> fx.Node:
+        node = self._lowered.nodes[moment]
         shells = self._shells(node, reads)
         for source in node.all_input_nodes:
             if source not in shells:
                 self.read(source)
         live = {source: shells[source] if source in shells else self.copies[source] for source in node.all_input_nodes}
-        variant = self._variant(step)
+        variant = self._variant(moment)
         if not variant:
             return self.graph.node_copy(node, live.__getitem__)
         function, arguments = variant_call(node, variant)
@@ -203,9 +205,9 @@ class HalfWriter:
         copy_meta(node, copy)
         return copy
 
-    def _variant(self, step: int) -> str:
-        """The name of the way in which the plan has a step computed; empty for the op as it was traced."""
-        return self._plan.costs[step].variant
+    def _variant(self, moment: int) -> str:
+        """The name of the way in which the plan has an op computed; empty for the op as it was traced."""
+        return self._plan.costs[moment].variant
 
     def _shells(self, node: fx.Node, reads: Sequence[Read]) -> dict[fx.Node, fx.Node]:
         """Stand-ins for what is away while an op wants to know only its shape. A plan may count on those."""
@@ -230,10 +232,10 @@ class HalfWriter:
 
 
 def random_replays(plan: Plan) -> list[int]:
-    """Steps that draw random numbers and are run again: they must draw the same ones."""
+    """Ops that draw random numbers and are run again: they must draw the same ones."""
     graph = plan.problem.graph
     again = {instruction.op for instruction in plan.program if instruction.kind is Kind.REPLAY}
-    return sorted(step for step in again if graph.ops[step].has(Trait.RANDOM))
+    return sorted(moment for moment in again if graph.ops[moment].has(Trait.RANDOM))
 
 
 def _devices(node: fx.Node) -> tuple[torch.device, ...]:
@@ -297,5 +299,5 @@ def nodes_by_storage(lowered: Lowered) -> Mapping[int, Sequence[fx.Node]]:
     return nodes
 
 
-def _results_of_steps(lowered: Lowered) -> Mapping[fx.Node, Sequence[fx.Node]]:
+def _results_of_moments(lowered: Lowered) -> Mapping[fx.Node, Sequence[fx.Node]]:
     return {node: [user for user in node.users if is_getitem(user)] for node in lowered.nodes}

@@ -89,7 +89,7 @@ def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs
     """Forward and backward as the plan says."""
     program = list(enumerate(plan.program))
     boundary = plan.problem.graph.num_forward
-    forward = [(position, instruction) for position, instruction in program if instruction.step < boundary]
+    forward = [(position, instruction) for position, instruction in program if instruction.moment < boundary]
     backward = program[len(forward) :]
     outputs: Sequence[Any] = joint.graph.output_node().args[0]  # type: ignore[assignment]
     gradients = outputs[num_forward_outputs:]
@@ -115,11 +115,11 @@ class Code:
 class RandomState:
     """Where the generator stood before a random op that backward runs again."""
 
-    step: int
+    moment: int
 
     @property
     def name(self) -> str:
-        return f"vdnn_random_state_{self.step}"
+        return f"vdnn_random_state_{self.moment}"
 
 
 Saved = fx.Node | Code | RandomState | None
@@ -251,7 +251,7 @@ def _backward(
             writer.codes[item.decision] = placeholder
         elif isinstance(item, RandomState):
             _describe(placeholder, joint, Phase.FORWARD, RANDOM_STATE_NBYTES, torch.uint8)
-            writer.random_states[item.step] = placeholder
+            writer.random_states[item.moment] = placeholder
         else:
             placeholder.meta.update(item.meta)
             writer.copies[item] = placeholder
@@ -284,8 +284,8 @@ def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:
 
 
 def _state_of(writer: HalfWriter, item: RandomState) -> fx.Node:
-    state = writer.random_states[item.step]
-    assert state is not None, f"step {item.step} draws random numbers in forward"
+    state = writer.random_states[item.moment]
+    assert state is not None, f"op {item.moment} draws random numbers in forward"
     return state
 
 

@@ -83,7 +83,7 @@ class WatchedStep:
 
     def _as_timeline(self) -> Timeline:
         labels = tuple(instruction.label(self._graph) for instruction in self._program)
-        steps = np.array([instruction.step for instruction in self._program], dtype=np.int64)
+        moments = np.array([instruction.moment for instruction in self._program], dtype=np.int64)
         # What ops allocate inside themselves was measured op by op, where the plan has it: no tracker of tensors sees
         # it
         workspaces = [self._costs[i.op].workspace_nbytes if i.op >= 0 else 0 for i in self._program]
@@ -92,7 +92,7 @@ class WatchedStep:
         states = (s.nbytes for s in self._graph.storages if s.role is Role.OPTIMIZER_STATE)
         self._columns[ROLES.index(Role.OPTIMIZER_STATE)] = sum(states)
         lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
-        return Timeline("measured", "device", labels, steps, {"device": self._columns}, {COMPUTE: lane})
+        return Timeline("measured", "device", labels, moments, {"device": self._columns}, {COMPUTE: lane})
 
     def _role_of_result(self, position: int) -> Role:
         if self._position < 0:

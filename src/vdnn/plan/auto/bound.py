@@ -1,10 +1,10 @@
 """No plan within a budget is faster than this.
 
-Enters: a `Ground`, a budget and a step. Leaves: seconds. The one idea: whatever a plan does elsewhere, at that one step
-it must be rid of what is over the budget, and each way of being rid of bytes has a least price. Made again, a storage
-takes at least the ops that write it; encoded, its codec; moved, it passes the link out before the step and the link
-back after it, at the same time as compute if all goes well. Of all mixtures the cheapest is taken, storages cut as if
-they were liquid, so nothing is asked of a plan that a plan could do without.
+Enters: a `Ground`, a budget and a moment. Leaves: seconds. The one idea: whatever a plan does elsewhere, at that one
+moment it must be rid of what is over the budget, and each way of being rid of bytes has a least price. Made again, a
+storage takes at least the ops that write it; encoded, its codec; moved, it passes the link out before the moment and
+the link back after it, at the same time as compute if all goes well. Of all mixtures the cheapest is taken, storages
+cut as if they were liquid, so nothing is asked of a plan that a plan could do without.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ HALVINGS = 50
 
 
 class Bound:
-    """Bounds at any step and budget of one problem."""
+    """Bounds at any moment and budget of one problem."""
 
     def __init__(self, ground: Ground) -> None:
         self.ground = ground
         self.compute_s = float(ground.elapsed_s[-1])
 
-    def least_s(self, budget_nbytes: int, steps: Iterable[int]) -> float:
-        """No plan within the budget takes less, by what each of the steps alone demands."""
-        return max((self._at(step, budget_nbytes) for step in steps), default=self.compute_s)
+    def least_s(self, budget_nbytes: int, moments: Iterable[int]) -> float:
+        """No plan within the budget takes less, by what each of the moments alone demands."""
+        return max((self._at(moment, budget_nbytes) for moment in moments), default=self.compute_s)
 
-    def _at(self, step: int, budget_nbytes: int) -> float:
-        over = float(self.ground.base[step] - budget_nbytes)
-        near = np.flatnonzero((self._ways[0] < step) & (step < self._ways[1]))
+    def _at(self, moment: int, budget_nbytes: int) -> float:
+        over = float(self.ground.base[moment] - budget_nbytes)
+        near = np.flatnonzero((self._ways[0] < moment) & (moment < self._ways[1]))
         nbytes, price = self._ways[2][near], self._ways[3][near]
         if over <= 0 or (nbytes.sum() < over and not self._can_move):
             return self.compute_s
@@ -52,13 +52,13 @@ class Bound:
         low, high = max(0.0, over - float(freed[-1])), over
         for _ in range(HALVINGS):  # the more is moved, the less is computed and the longer the links take
             middle = (low + high) / 2
-            low, high = (middle, high) if computed_s(middle) > self._links_s(step, middle) else (low, middle)
-        return max(self.compute_s, computed_s(high), self._links_s(step, low))
+            low, high = (middle, high) if computed_s(middle) > self._links_s(moment, middle) else (low, middle)
+        return max(self.compute_s, computed_s(high), self._links_s(moment, low))
 
-    def _links_s(self, step: int, moved_nbytes: float) -> float:
-        """Copies out end before the step, copies back begin after it, and so does compute."""
+    def _links_s(self, moment: int, moved_nbytes: float) -> float:
+        """Copies out end before the moment, copies back begin after it, and so does compute."""
         out_s, back_s = moved_nbytes * self._out_s_per_byte, moved_nbytes * self._back_s_per_byte
-        before_s = float(self.ground.elapsed_s[step])
+        before_s = float(self.ground.elapsed_s[moment])
         return max(out_s, before_s) + max(back_s, self.compute_s - before_s)
 
     @cached_property
@@ -83,7 +83,7 @@ class Bound:
 
     @cached_property
     def _ways(self) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-        """Per gap: the steps around it, the bytes it can be rid of without a link, and the least price of a byte."""
+        """Per gap: the moments around it, the bytes it can be rid of without a link, and the least price of a byte."""
         found = [way for gap in self.ground.all_gaps if not gap.is_last and (way := self._way(gap)) is not None]
         columns = np.array(found, dtype=np.float64).reshape(-1, 4).T
         return columns[0], columns[1], columns[2], columns[3]
@@ -103,11 +103,11 @@ class Bound:
     def _writing_s(self, storage: int) -> float:
         """An op that writes several storages writes them all at once."""
         costs = self.ground.fastest_costs
-        return sum(costs[step].seconds / self._num_written[step] for step in self.ground.replays.writers[storage])
+        return sum(costs[moment].seconds / self._num_written[moment] for moment in self.ground.replays.writers[storage])
 
     @cached_property
     def _num_written(self) -> Counter[int]:
-        return Counter(step for steps in self.ground.replays.writers.values() for step in steps)
+        return Counter(moment for moments in self.ground.replays.writers.values() for moment in moments)
 
     @cached_property
     def _items(self) -> dict[tuple[int, int], Item]:

@@ -2,7 +2,8 @@
 
 Enters: a problem. Leaves: a `Ground`: one `Item` per gap of a storage, with an `Option` for each mechanism that can
 serve it. The one idea: keep, offload, encode, encode and offload, recompute are answers to the same question, so they
-are priced in the same money: bytes held at each step, seconds of compute, seconds of each link. Which papers they come
+are priced in the same money: bytes held at each moment, seconds of compute, seconds of each link. Which papers they
+come
 from no longer matters: vDNN's offload, SuperNeurons' recomputation and Gist's codes stand in one list.
 """
 
@@ -21,7 +22,7 @@ from vdnn.ir import Information, Need, Read, Trait
 from vdnn.plan.judge.clock import both_ways
 from vdnn.plan.model.actions import Encode
 from vdnn.plan.model.bounds import smallest_costs
-from vdnn.plan.model.gaps import Bytes, Gap, gaps, step_nbytes, without
+from vdnn.plan.model.gaps import Bytes, Gap, gaps, moment_nbytes, without
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.stashes import Stash, stash_at, with_maps, with_zeros
@@ -29,7 +30,7 @@ from vdnn.plan.model.tier_room import slower_tiers
 from vdnn.plan.strategies.gist import encoding
 from vdnn.units import format_nbytes, format_seconds
 
-FEW_STEPS = 60
+FEW_MOMENTS = 60
 """Graphs so small that also unlikely options are worth a look."""
 
 MOST_REPLAYED = 40
@@ -60,7 +61,7 @@ class Option:
     back: int = -1
 
     def end(self, gap: Gap) -> int:
-        """The step at which the storage is whole again: its next use, or `back`, if that is another."""
+        """The moment at which the storage is whole again: its next use, or `back`, if that is another."""
         return gap.until if self.back < 0 else self.back
 
 
@@ -73,7 +74,7 @@ class Item:
 
 
 class Ground:
-    """What every choice starts from. Workspaces are the smallest that each step can do with."""
+    """What every choice starts from. Workspaces are the smallest that each op can do with."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -88,8 +89,8 @@ class Ground:
     def fastest_costs(self) -> list[OpCost]:
         offered = self.problem.variants
         return [
-            min((cost, *offered.get(step, ())), key=lambda c: c.seconds)
-            for step, cost in enumerate(self.problem.costs.ops)
+            min((cost, *offered.get(moment, ())), key=lambda c: c.seconds)
+            for moment, cost in enumerate(self.problem.costs.ops)
         ]
 
     @cached_property
@@ -103,12 +104,12 @@ class Ground:
 
     @cached_property
     def base(self) -> Bytes:
-        """Bytes of every step when everything that is used again is kept."""
-        return without(step_nbytes(self.graph, self.lean.costs), self.last_gaps)
+        """Bytes of every moment when everything that is used again is kept."""
+        return without(moment_nbytes(self.graph, self.lean.costs), self.last_gaps)
 
     @cached_property
     def items(self) -> tuple[Item, ...]:
-        """Every gap in which something can be done, ordered by storage, then by step."""
+        """Every gap in which something can be done, ordered by storage, then by moment."""
         main = self._main_gaps()
         found = (Item(gap, tuple(self._options(gap, main.get(gap.storage) == gap))) for gap in self.all_gaps)
         return tuple(item for item in found if item.options and not item.gap.is_last)
@@ -181,9 +182,9 @@ class Ground:
     @cached_property
     def _reads(self) -> dict[int, list[tuple[int, Read]]]:
         reads: dict[int, list[tuple[int, Read]]] = {}
-        for step, op in enumerate(self.graph.ops):
+        for moment, op in enumerate(self.graph.ops):
             for read in (*op.reads, *(Read(value) for value in op.writes if not op.has(Trait.VIEW))):
-                reads.setdefault(self.graph.values[read.value].storage, []).append((step, read))
+                reads.setdefault(self.graph.values[read.value].storage, []).append((moment, read))
         return reads
 
     @cached_property
@@ -206,19 +207,19 @@ class Ground:
         """Whether a storage's sources are small enough to stay for its sake: half of it; on small graphs, where
         everything is worth a look, what it and the rest of its chain take."""
         nbytes = sum(self.graph.storages[s].nbytes for s in sources)
-        if len(self.graph) > FEW_STEPS:
+        if len(self.graph) > FEW_MOMENTS:
             return nbytes < gap.nbytes // 2
         return nbytes < sum(self.graph.storages[s].nbytes for s in chain)
 
     def _ops(self, chain: tuple[int, ...]) -> list[int]:
-        return sorted({step for storage in chain for step in self.replays.writers[storage]})
+        return sorted({moment for storage in chain for moment in self.replays.writers[storage]})
 
     def _remade(self, chain: tuple[int, ...], gap: Gap, *, lives_on: bool) -> Option:
         ops = self._ops(chain)
-        seconds = sum(self.fastest_costs[step].seconds for step in ops)
+        seconds = sum(self.fastest_costs[moment].seconds for moment in ops)
         passing = sum(self.graph.storages[storage].nbytes for storage in chain if storage != gap.storage)
-        workspace = max(self.lean.costs[step].workspace_nbytes for step in ops)
-        names = ", ".join(dict.fromkeys(self.graph.ops[step].name for step in ops[:3]))
+        workspace = max(self.lean.costs[moment].workspace_nbytes for moment in ops)
+        names = ", ".join(dict.fromkeys(self.graph.ops[moment].name for moment in ops[:3]))
         reason = f"made again in {format_seconds(seconds)} by {names}{', ...' if len(ops) > 3 else ''}"
         return Option(RECOMPUTE, reason, seconds, passing_nbytes=max(passing, workspace), lives_on=lives_on)
 
@@ -238,11 +239,11 @@ class Ground:
             open_ += [source for source in sources if not self.is_there(source, gap.until)]
         return tuple(found)
 
-    def is_there(self, storage: int, step: int) -> bool:
-        """Whether a storage that nobody gives up is on the device at a step."""
+    def is_there(self, storage: int, moment: int) -> bool:
+        """Whether a storage that nobody gives up is on the device at a moment."""
         dropped = self.dropped.get(storage)
         life = self.graph.lifetimes[storage]
-        return life is not None and step in life and (dropped is None or step <= dropped)
+        return life is not None and moment in life and (dropped is None or moment <= dropped)
 
     @cached_property
     def dropped(self) -> dict[int, int]:

@@ -2,9 +2,9 @@
 
 Enters: a ground, one choice per item (0: keep, k: its k-th option), and the bytes that copies may borrow up to. Leaves:
 a plan. The one idea: choices say what, positions follow. What is recomputed asks for what it is made from; a source
-that is away returns at that step instead of at its own next use, by whatever way was chosen for it, and stays; what
-lives no longer is made again just for the moment. Copies linger and return early as far as memory allows
-(`strategies/offload_windows.py`), and what is free at a step then buys the fastest way of computing it.
+that is away returns at that moment instead of at its own next use, by whatever way was chosen for it, and stays; what
+lives no longer is made again just for that op. Copies linger and return early as far as memory allows
+(`strategies/offload_windows.py`), and what is free at an op then buys the fastest way of computing it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vdnn.plan.model.actions import Decision, Drop, Encode, EncodeOffload, Offlo
 from vdnn.plan.model.gaps import Gap, without
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.tier_room import Room
-from vdnn.plan.strategies.offload import largest_per_step
+from vdnn.plan.strategies.offload import largest_per_moment
 from vdnn.plan.strategies.offload_choice import Choice
 from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.plan.strategies.workspaces import fitting_variants, smallest_variants
@@ -37,7 +37,7 @@ def compose(ground: Ground, choices: Choices, budget_nbytes: int) -> Plan:
     problem = replace(ground.problem, budget_nbytes=budget_nbytes)
     plan = Plan(problem, NAME, still, smallest_variants(problem))
     if copies:
-        away = without(largest_per_step(plan), [choice.gap for choice in copies])
+        away = without(largest_per_moment(plan), [choice.gap for choice in copies])
         lent = windows(copies, away, budget_nbytes)
         plan = replace(plan, decisions=tuple(_with_copies(ground, returns, still, lent)))
     return fitting_variants(plan) if problem.variants else plan
@@ -45,8 +45,8 @@ def compose(ground: Ground, choices: Choices, budget_nbytes: int) -> Plan:
 
 @dataclass
 class Returns:
-    """What is given up, and the step before which each is back. `made_for` lists the steps at which storages that no
-    longer live are made again; those in `lives_on` cannot be, and live until their last replay."""
+    """What is given up, and the moment before which each is back. `made_for` lists the moments at which storages that
+    no longer live are made again; those in `lives_on` cannot be, and live until their last replay."""
 
     ground: Ground
     choices: Choices
@@ -88,15 +88,15 @@ class Returns:
     def back(self, k: int) -> int:
         return self.back_of.get(k, self.ground.items[k].gap.until)
 
-    def _bring(self, k: int, step: int) -> None:
-        """Item k is whole before a step; what it is made from too, which in deep networks is a long chain."""
-        self.back_of[k] = step
+    def _bring(self, k: int, moment: int) -> None:
+        """Item k is whole before a moment; what it is made from too, which in deep networks is a long chain."""
+        self.back_of[k] = moment
         open_ = [self.ground.items[k].gap.storage] if self.option_of[k].kind == RECOMPUTE else []
         while open_:
             asker = open_.pop()
             sources = sorted(self.ground.replays.sources(asker) or ())
             lives_on = asker in self._from_living
-            open_ += [source for source in sources if self._is_made_again(source, step, lives_on)]
+            open_ += [source for source in sources if self._is_made_again(source, moment, lives_on)]
 
     @cached_property
     def _from_living(self) -> set[int]:
@@ -104,28 +104,28 @@ class Returns:
         items = self.ground.items
         return {items[k].gap.storage for k, option in self.option_of.items() if option.lives_on}
 
-    def _is_made_again(self, storage: int, step: int, lives_on: bool) -> bool:
-        """Ask for a storage at a step. Whether it has to be made there for that, from sources of its own."""
+    def _is_made_again(self, storage: int, moment: int, lives_on: bool) -> bool:
+        """Ask for a storage at a moment. Whether it has to be made there for that, from sources of its own."""
         covering = None
         for k in self._by_storage.get(storage, ()):
             gap = self.ground.items[k].gap
-            if k in self.option_of and gap.leave < step and not self.option_of[k].keeps_values:
+            if k in self.option_of and gap.leave < moment and not self.option_of[k].keeps_values:
                 del self.option_of[k]  # its values are needed after all: it stays
-            elif k in self.option_of and gap.leave < step <= gap.until:
+            elif k in self.option_of and gap.leave < moment <= gap.until:
                 covering = k
         if covering is not None:
             is_new = covering not in self.back_of
-            self.back_of.setdefault(covering, step)
+            self.back_of.setdefault(covering, moment)
             return is_new and self.option_of[covering].kind == RECOMPUTE
-        if self.ground.is_there(storage, step):
+        if self.ground.is_there(storage, moment):
             return False
         if lives_on or self.ground.replays.sources(storage) is None:
             self.lives_on.add(storage)
             return False
         made = self.made_for.setdefault(storage, [])
-        if made and made[-1] == step:
+        if made and made[-1] == moment:
             return False
-        made.append(step)
+        made.append(moment)
         return True
 
 
@@ -141,13 +141,13 @@ def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
             yield Decision(gap.storage, Recompute(gap.leave, back), option.reason)
         elif option.code is not None:
             yield Decision(gap.storage, replace(option.code, back=back), option.reason)
-    for storage, steps in returns.made_for.items():
+    for storage, moments in returns.made_for.items():
         if storage in returns.lives_on:
             continue
         leave = _last_use(ground, storage)
-        for step in steps:
-            yield Decision(storage, Recompute(leave, step), f"made again only for what step {step} needs")
-            leave = step
+        for moment in moments:
+            yield Decision(storage, Recompute(leave, moment), f"made again only for what op {moment} needs")
+            leave = moment
 
 
 def _last_use(ground: Ground, storage: int) -> int:
@@ -180,7 +180,7 @@ def _with_copies(
     ground: Ground, returns: Returns, still: tuple[Decision, ...], lent: Sequence[Window]
 ) -> Iterator[Decision]:
     """Codes that travel in the place of those that stay; then plain copies, ordered by return: of copies back that
-    start at one step, the one that is used first goes first."""
+    start at one moment, the one that is used first goes first."""
     travelling = {(window.choice.gap.storage, window.choice.gap.until): window for window in lent}
     for decision in still:
         window = travelling.get((decision.storage, getattr(decision.action, "back", -1)))

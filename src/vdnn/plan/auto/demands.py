@@ -1,9 +1,9 @@
 """Who has to be on the device early, because something is made again from it.
 
-Enters: a ground. Leaves: for every item the steps at which a recomputation of another asks for it before its own next
+Enters: a ground. Leaves: for every item the moments at which a recomputation of another asks for it before its own next
 use. The one idea: asking is transitive. If what is asked for is itself recomputed, its own sources are asked for at the
-same step, and so on until something is there; the optimiser has to see the whole chain, or it would promise memory that
-the replays then take.
+same moment, and so on until something is there; the optimiser has to see the whole chain, or it would promise memory
+that the replays then take.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ DEEPEST = 8
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """`source` is wanted at `step` when `asker` is recomputed there. `for_item` is whose recomputation began the chain:
-    the asker itself at its own step, or somebody who asked for the asker at that step."""
+    """`source` is wanted at `moment` when `asker` is recomputed there. `for_item` is whose recomputation began the
+    chain: the asker itself at its own moment, or somebody who asked for the asker at that moment."""
 
     source: int
-    step: int
+    moment: int
     asker: int
     for_item: int
 
@@ -38,7 +38,7 @@ def demands(ground: Ground, sources: dict[int, list[int]]) -> dict[int, list[Dem
     for k in sources:
         for demand in _chain_of(k, ground, sources):
             found.setdefault(demand.source, []).append(demand)
-    return {k: sorted(asked, key=lambda d: -d.step)[:MOST_PER_ITEM] for k, asked in found.items()}
+    return {k: sorted(asked, key=lambda d: -d.moment)[:MOST_PER_ITEM] for k, asked in found.items()}
 
 
 def source_items(ground: Ground) -> dict[int, list[int]]:
@@ -59,15 +59,15 @@ def recompute_positions(item: Item) -> tuple[int, ...]:
 
 
 def _chain_of(k: int, ground: Ground, sources: dict[int, list[int]]) -> Iterator[Demand]:
-    step = ground.items[k].gap.until
+    moment = ground.items[k].gap.until
     seen, asking = {k}, [k]
     for _ in range(DEEPEST):
         further: list[int] = []
         for asker in asking:
             for source in sources.get(asker, ()):
                 gap = ground.items[source].gap
-                if gap.leave < step < gap.until and source not in seen and len(seen) <= MOST_PER_ITEM:
+                if gap.leave < moment < gap.until and source not in seen and len(seen) <= MOST_PER_ITEM:
                     seen.add(source)
                     further.append(source)
-                    yield Demand(source, step, asker, k)
+                    yield Demand(source, moment, asker, k)
         asking = further

@@ -1,8 +1,8 @@
-"""The cheapest choice at the worst step, again and again: what the optimiser falls back on, and is checked against.
+"""The cheapest choice at the worst moment, again and again: what the optimiser falls back on, and is checked against.
 
-Enters: a model and a budget. Leaves: a choice per item, or None. At the step that is furthest over the budget, take the
-option that frees most bytes per second it costs, over all gaps that cover the step; look for the worst step again.
-Capuchin (ASPLOS 2020) ranks recomputation so, by memory saved per second.
+Enters: a model and a budget. Leaves: a choice per item, or None. At the moment that is furthest over the budget, take
+the option that frees most bytes per second it costs, over all gaps that cover the moment; look for the worst moment
+again. Capuchin (ASPLOS 2020) ranks recomputation so, by memory saved per second.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from vdnn.plan.auto.program_data import Model
 
 
 def greedy(model: Model, budget_nbytes: int) -> tuple[int, ...] | None:
-    """Choices under which every step fits, as the model sees it; None: the worst step has nothing left to give."""
+    """Choices under which every moment fits, as the model sees it; None: the worst moment has nothing left to give."""
     choices = [0] * len(model.items)
     while True:
         level = model.nbytes_of(choices)
-        step = int(level.argmax())
-        if level[step] <= budget_nbytes:
+        moment = int(level.argmax())
+        if level[moment] <= budget_nbytes:
             return tuple(choices)
-        taken = _cheapest(model, choices, step, int(level[step]) - budget_nbytes)
+        taken = _cheapest(model, choices, moment, int(level[moment]) - budget_nbytes)
         if not taken:
             return None
         for k, position in taken:
             choices[k] = position
 
 
-def _cheapest(model: Model, choices: list[int], step: int, excess_nbytes: int) -> list[tuple[int, int]]:
-    """What to give up so that a step fits, cheapest bytes first."""
+def _cheapest(model: Model, choices: list[int], moment: int, excess_nbytes: int) -> list[tuple[int, int]]:
+    """What to give up so that a moment fits, cheapest bytes first."""
     offers = [
         (_price(model, k, option), k, position)
         for k, item in enumerate(model.items)
-        if not choices[k] and item.gap.covers(step)
+        if not choices[k] and item.gap.covers(moment)
         for position, option in enumerate(item.options, start=1)
         if _freed(item, option) > 0 and not (option.kind == RECOMPUTE and _is_coded_source(model, k, choices))
     ]

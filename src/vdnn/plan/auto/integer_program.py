@@ -1,16 +1,16 @@
 """The choices as an integer program.
 
-Enters: a model, a budget, and what has been learned so far: the steps that bind, and by how much the program was wrong
-about each. Leaves: a choice per item, and a bound.
+Enters: a model, a budget, and what has been learned so far: the moments that bind, and by how much the program was
+wrong about each. Leaves: a choice per item, and a bound.
 
     minimise   added compute + stalls
     subject to one choice per unit
-               base(t) + bytes of the choices at t + way of computing t <= budget - learned(t)   for steps t that bind
+               base(t) + bytes of the choices at t + way of computing t <= budget - learned(t)   for moments t that bind
                the same with copies that are under way at t, less what stalls let through        where links are late
                what is recomputed has its sources there: kept, or back early, and counted from then on
                bytes in a bounded tier <= its size
 
-Memory is only asked for at steps that turned out to bind: gaps nest (first out, last back), so there are few. The
+Memory is only asked for at moments that turned out to bind: gaps nest (first out, last back), so there are few. The
 relaxation (GLOP) is solved first and gives the bound; where it is whole its choice stays, and the integer program
 (SCIP) decides about the rest. Both stop by what they have done, never by the clock, so that the same question has the
 same answer.
@@ -63,7 +63,7 @@ class Solution:
 
 @dataclass
 class Learned:
-    """What the simulator has taught. `rows`: what binds. `margin_nbytes`: what a step needs beyond what the program
+    """What the simulator has taught. `rows`: what binds. `margin_nbytes`: what a moment needs beyond what the program
     believes."""
 
     rows: list[Row] = field(default_factory=list)
@@ -78,7 +78,7 @@ class Optimiser:
         self.traffic = Traffic(model)
 
     def solve(self, budget_nbytes: int, learned: Learned, *, link_scale: float = 1.0) -> Solution | None:
-        """The cheapest choices within the budget at the steps that bind; None: there are none. `link_scale`: how much
+        """The cheapest choices within the budget at the moments that bind; None: there are none. `link_scale`: how much
         slower links are believed to be than they are."""
         relaxed = self._program(True, budget_nbytes, learned, link_scale, {}).solve()
         if relaxed is None:
@@ -238,22 +238,22 @@ class Program:
         return weighted(self.variables, terms)
 
     def _row(self, row: Row) -> None:
-        """What a step holds, and what is under way then."""
-        step = row.step
-        room = self.budget_nbytes - self.learned.margin_nbytes.get(step, 0) - int(self.ground.base[step])
+        """What a moment holds, and what is under way then."""
+        moment = row.moment
+        room = self.budget_nbytes - self.learned.margin_nbytes.get(moment, 0) - int(self.ground.base[moment])
         terms: list[Term] = []
-        near = np.flatnonzero((self.model.leave <= step) & (step <= self.model.end)).tolist()
+        near = np.flatnonzero((self.model.leave <= moment) & (moment <= self.model.end)).tolist()
         by_unit: dict[int, list[int]] = {}
         for k in near:
             if k in self.model.unit_of:
                 by_unit.setdefault(self.model.unit_of[k], []).append(k)
         for u, members in by_unit.items():
-            terms += self._terms_of(u, members, step)
+            terms += self._terms_of(u, members, moment)
         hidden_nbytes = 0.0
         if row.since >= 0 or row.upto >= 0:
             copies, hidden_nbytes = self._under_way(row)
             terms += copies
-        terms += self._ways_of_computing(step)
+        terms += self._ways_of_computing(moment)
         unit = max(self.budget_nbytes, 1)
         if terms:
             self.mip.add(self._sum_of([(v, nbytes / unit) for v, nbytes in terms]) <= (room + hidden_nbytes) / unit)
@@ -262,7 +262,7 @@ class Program:
         """Copies of the row's stretch, less what stalls let through; and the bytes that compute hides."""
         elapsed, is_out = self.ground.elapsed_s, row.since >= 0
         sums: dict[int, float] = {}
-        for k in np.flatnonzero((self.model.leave < row.step) & (row.step < self.model.until)).tolist():
+        for k in np.flatnonzero((self.model.leave < row.moment) & (row.moment < self.model.until)).tolist():
             gap, u = self.model.items[k].gap, self.model.unit_of.get(k)
             inside = gap.final >= row.since if is_out else gap.until <= row.upto
             for position, option in enumerate(self.model.items[k].options, start=1) if inside and u is not None else ():
@@ -271,41 +271,42 @@ class Program:
                     variable = self.draft.x[self.model.unit_of[k]][position]
                     sums[variable] = sums.get(variable, 0.0) + nbytes
         rate = (self.traffic.out if is_out else self.traffic.back) / max(self.link_scale, 1e-9)
-        span = (row.since + 1, row.step) if is_out else (row.step + 1, row.upto)
+        span = (row.since + 1, row.moment) if is_out else (row.moment + 1, row.upto)
         stalls = [self.draft.stalls[part] for part in self.traffic.parts(row, STALLS)]
         terms = [*sums.items(), *((stall, -rate * self.draft.total_s) for stall in stalls)]
         return terms, rate * float(elapsed[span[1]] - elapsed[span[0]])
 
-    def _terms_of(self, u: int, near: list[int], step: int) -> Iterable[Term]:
+    def _terms_of(self, u: int, near: list[int], moment: int) -> Iterable[Term]:
         items, x = self.model.items, self.draft.x[u]
         for position in range(1, len(x)):
-            nbytes = sum(self._change(items[k], items[k].options[position - 1], step) for k in near)
+            nbytes = sum(self._change(items[k], items[k].options[position - 1], moment) for k in near)
             if nbytes:
                 yield x[position], nbytes
         by_rank: dict[int, int] = {}
         for k in near:
             asked = self.model.demands.get(k, ())
-            # Ranks go from the latest demand to the earliest: the one that holds at a step is the latest not after it.
-            rank = next((r for r, demand in enumerate(asked) if demand.step <= step), None)
-            if rank is not None and step < items[k].gap.until:
+            # Ranks go from the latest demand to the earliest: the one that holds at a moment is the latest not after
+            # it.
+            rank = next((r for r, demand in enumerate(asked) if demand.moment <= moment), None)
+            if rank is not None and moment < items[k].gap.until:
                 by_rank[rank] = by_rank.get(rank, 0) + items[k].gap.nbytes
         for rank, nbytes in by_rank.items():
             yield self.draft.early[u, rank], nbytes
 
-    def _change(self, item: Item, option: Option, step: int) -> int:
+    def _change(self, item: Item, option: Option, moment: int) -> int:
         end = option.end(item.gap)
-        away = -item.gap.nbytes if item.gap.leave < step < end else 0
-        code = option.held_nbytes if option.kind == ENCODE and item.gap.leave <= step <= end else 0
-        passing = self.model.passing_nbytes(item, option) if step == item.gap.until else 0
+        away = -item.gap.nbytes if item.gap.leave < moment < end else 0
+        code = option.held_nbytes if option.kind == ENCODE and item.gap.leave <= moment <= end else 0
+        passing = self.model.passing_nbytes(item, option) if moment == item.gap.until else 0
         return away + code + passing
 
-    def _ways_of_computing(self, step: int) -> Iterable[Term]:
-        """The variants of a step, each with its workspace beyond the smallest, and its time beyond the fastest."""
-        offered = self.ground.problem.variants.get(step)
+    def _ways_of_computing(self, moment: int) -> Iterable[Term]:
+        """The variants of an op, each with its workspace beyond the smallest, and its time beyond the fastest."""
+        offered = self.ground.problem.variants.get(moment)
         if not offered:
             return
-        least, fastest = self.ground.lean.costs[step].workspace_nbytes, self.ground.fastest_costs[step].seconds
-        ways = [self.ground.problem.costs[step], *offered]
+        least, fastest = self.ground.lean.costs[moment].workspace_nbytes, self.ground.fastest_costs[moment].seconds
+        ways = [self.ground.problem.costs[moment], *offered]
         for literal, cost in zip(self._exactly_one(len(ways)), ways, strict=True):
             self.objective.append((literal, (cost.seconds - fastest) / self.draft.total_s))
             yield literal, cost.workspace_nbytes - least
@@ -320,18 +321,18 @@ class Program:
         return literals
 
     def _tiers(self) -> None:
-        """What a bounded tier holds at the steps that bind."""
+        """What a bounded tier holds at the moments that bind."""
         for tier in self.ground.problem.hardware.tiers[1:]:
             for row in self.learned.rows if tier.nbytes is not None else ():
-                stored = self._stored(tier.name, row.step)
+                stored = self._stored(tier.name, row.moment)
                 unit = max(tier.nbytes or 0, 1)
                 if sum(stored.values()) > (tier.nbytes or 0):
                     terms = [(variable, nbytes / unit) for variable, nbytes in stored.items()]
                     self.mip.add(self._sum_of(terms) <= (tier.nbytes or 0) / unit)
 
-    def _stored(self, tier: str, step: int) -> dict[int, int]:
+    def _stored(self, tier: str, moment: int) -> dict[int, int]:
         stored: dict[int, int] = {}
-        for k in np.flatnonzero((self.model.leave < step) & (step < self.model.until)).tolist():
+        for k in np.flatnonzero((self.model.leave < moment) & (moment < self.model.until)).tolist():
             item, unit = self.model.items[k], self.model.unit_of.get(k)
             for position, option in enumerate(item.options, start=1) if unit is not None else ():
                 if option.tier == tier:

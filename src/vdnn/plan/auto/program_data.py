@@ -1,6 +1,6 @@
 """What the integer program of `program.py` is written from, and what it believes of memory.
 
-Enters: a ground and its units. Leaves: tables that every program of one problem shares, and the bytes of every step
+Enters: a ground and its units. Leaves: tables that every program of one problem shares, and the bytes of every moment
 under a choice per item, as the program sees them. What it does not see (the moment at which an encoder holds both
 forms) the simulator sees, and what the simulator says comes back as `Learned`.
 """
@@ -38,7 +38,7 @@ class Model:
         self.end = np.array(ends, dtype=np.int64)  # of the longest option
 
     def nbytes_of(self, choices: Sequence[int]) -> Bytes:
-        """Bytes of every step under a choice per item, as the program sees them."""
+        """Bytes of every moment under a choice per item, as the program sees them."""
         change = np.zeros(len(self.ground.graph) + 1, dtype=np.int64)
         passing = np.zeros(len(self.ground.graph), dtype=np.int64)
         for k, chosen in enumerate(choices):
@@ -55,7 +55,7 @@ class Model:
 
     def _earliest(self, k: int, choices: Sequence[int]) -> int:
         """Where an item that is given up has to be back: at its next use, or where a recomputation asks for it."""
-        asked = [d.step for d in self.demands.get(k, ()) if self._is_asked(d, choices)]
+        asked = [d.moment for d in self.demands.get(k, ()) if self._is_asked(d, choices)]
         return min([self.items[k].gap.until, *asked])
 
     def _is_asked(self, demand: Demand, choices: Sequence[int]) -> bool:
@@ -63,12 +63,12 @@ class Model:
         return all(choices[j] in self.recompute[j] for j in chain)
 
     def passing_nbytes(self, item: Item, option: Option) -> int:
-        """What a replay holds beyond what its step will hold anyway when its own op runs."""
+        """What a replay holds beyond what its moment will hold anyway when its own op runs."""
         return max(0, option.passing_nbytes - int(self.fresh[item.gap.until]))
 
 
 def _fresh_nbytes(ground: Ground) -> Bytes:
-    """Bytes that begin at each step: its op's results and workspace."""
+    """Bytes that begin at each moment: its op's results and workspace."""
     fresh = np.array([cost.workspace_nbytes for cost in ground.lean.costs.ops], dtype=np.int64)
     for storage, life in zip(ground.graph.storages, ground.graph.lifetimes, strict=True):
         if life is not None:
@@ -77,6 +77,6 @@ def _fresh_nbytes(ground: Ground) -> Bytes:
 
 
 def margins(believed: Bytes, found: Bytes, budget_nbytes: int) -> Mapping[int, int]:
-    """Of each step over the budget: what it needs beyond what was believed."""
+    """Of each moment over the budget: what it needs beyond what was believed."""
     over = np.flatnonzero(found > budget_nbytes)
-    return {int(step): int(found[step] - believed[step]) for step in over}
+    return {int(moment): int(found[moment] - believed[moment]) for moment in over}

@@ -31,12 +31,12 @@ from vdnn.plan.auto.program_data import Model, margins
 from vdnn.plan.auto.ties import units
 from vdnn.plan.auto.traffic import Row
 from vdnn.plan.judge.infeasible import bounds_of_tiers, infeasible
-from vdnn.plan.model.bounds import largest_step_nbytes, minimum_budget
+from vdnn.plan.model.bounds import largest_op_nbytes, minimum_budget
 from vdnn.plan.model.gaps import Bytes
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.strategies import checkpoint_sqrt, offload, recompute, superneurons, vdnn_all
-from vdnn.plan.strategies.offload import largest_per_step
+from vdnn.plan.strategies.offload import largest_per_moment
 from vdnn.plan.strategies.workspaces import fitting_variants, smallest_variants
 
 RUNGS = 48
@@ -45,11 +45,11 @@ RUNGS = 48
 TRIED_OUT = 300
 """Combinations of choices up to which all of them are tried."""
 
-SIMULATED_STEPS = 60_000
-"""How many simulated steps the search may take, at some twenty microseconds each; at least a few plans."""
+SIMULATED_MOMENTS = 60_000
+"""How many simulated ops the search may take, at some twenty microseconds each; at least a few plans."""
 
 SOLVING = 25
-"""What solving the program once counts as, in simulated steps per unit."""
+"""What solving the program once counts as, in simulated ops per unit."""
 
 JUDGED = 8
 """How many plans a published strategy simulates before it answers, more or less."""
@@ -59,7 +59,7 @@ ROUNDS = 8
 """How often the program may be told that it was wrong before the greedy choice is taken."""
 
 NEW_ROWS = 6
-"""Steps that are added to the program at a time."""
+"""Moments that are added to the program at a time."""
 
 LINK_SCALES = (1.0, 1.5, 2.5)
 """How slow the program believes links to be. Copies wait in queues that it does not see; a pessimist moves less."""
@@ -68,10 +68,10 @@ STALL_WORTH_A_TRY = 2e-3
 """Of the step time: below this nobody looks for a plan that waits less."""
 
 SMALL = 200
-"""Steps up to which every budget below the one asked for is looked at, until the bound forbids that it is faster."""
+"""Ops up to which every budget below the one asked for is looked at, until the bound forbids that it is faster."""
 
 MANY = 10_000
-"""Steps from which on simulating a plan takes half a second."""
+"""Ops from which on simulating a plan takes half a second."""
 
 NOISE = 1e-9
 """Of a step time: what adding up a million numbers may lose."""
@@ -85,12 +85,12 @@ def solve(problem: Problem) -> Plan:
 
 
 def compose_kept(problem: Problem) -> Plan:
-    """Everything kept, every step computed in the fastest way."""
-    return Plan(problem, NAME, (), {step: 0 for step in problem.variants if _is_faster(problem, step)})
+    """Everything kept, every op computed in the fastest way."""
+    return Plan(problem, NAME, (), {moment: 0 for moment in problem.variants if _is_faster(problem, moment)})
 
 
-def _is_faster(problem: Problem, step: int) -> bool:
-    return problem.variants[step][0].seconds < problem.costs[step].seconds
+def _is_faster(problem: Problem, moment: int) -> bool:
+    return problem.variants[moment][0].seconds < problem.costs[moment].seconds
 
 
 class Search:
@@ -99,7 +99,7 @@ class Search:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.ground = Ground(problem)
-        self.work_left = max(SIMULATED_STEPS, FEWEST_PLANS * len(problem.graph))
+        self.work_left = max(SIMULATED_MOMENTS, FEWEST_PLANS * len(problem.graph))
         self.found: list[Plan] = []
         self._believed_s = 0.0  # what the program thinks possible at the rung it looked at last
         self.rows = [Row(int(self.ground.base.argmax()))]
@@ -156,7 +156,7 @@ class Search:
         plans = [compose(self.ground, self._preferring(order), 0) for order in few]
         if min(plan.peak_nbytes for plan in plans) > minimum_budget(self.problem)[0]:
             plans += self._offload_floor()
-        if min(plan.peak_nbytes for plan in plans) > largest_step_nbytes(self.problem):
+        if min(plan.peak_nbytes for plan in plans) > largest_op_nbytes(self.problem):
             plans += self._checkpoints()
         return plans
 
@@ -261,15 +261,15 @@ class Search:
             plan = self._composed(choices, budget_nbytes)
             if plan.peak_nbytes <= budget_nbytes:
                 return plan
-            wrong = margins(self.model.nbytes_of(choices), largest_per_step(plan), budget_nbytes)
+            wrong = margins(self.model.nbytes_of(choices), largest_per_moment(plan), budget_nbytes)
             learned.margin_nbytes.update({s: max(n, learned.margin_nbytes.get(s, 0)) for s, n in wrong.items()})
-            learned.rows += [Row(step) for step in wrong if Row(step) not in learned.rows][:NEW_ROWS]
+            learned.rows += [Row(moment) for moment in wrong if Row(moment) not in learned.rows][:NEW_ROWS]
             if self.work_left <= 0:
                 break
         return self._greedily(budget_nbytes)
 
     def _model_fits(self, budget_nbytes: int, learned: Learned, link_scale: float) -> tuple[int, ...] | None:
-        """Solve, look for steps that the program did not ask about, ask, solve again."""
+        """Solve, look for moments that the program did not ask about, ask, solve again."""
         choices: tuple[int, ...] | None = None
         for _ in range(4 * ROUNDS):
             self.work_left -= SOLVING * len(self.model.units)
@@ -287,9 +287,9 @@ class Search:
         return choices
 
     def _violated(self, solution: Solution, budget_nbytes: int, learned: Learned, link_scale: float) -> list[Row]:
-        """Steps that hold too much; else steps that do with the copies under way at them."""
+        """Moments that hold too much; else moments that do with the copies under way at them."""
         level = self.model.nbytes_of(solution.choices)
-        over = _worst_steps(level, budget_nbytes, learned)
+        over = _worst_moments(level, budget_nbytes, learned)
         if over:
             return over
         traffic = self.optimiser.traffic
@@ -315,22 +315,22 @@ class Search:
         return infeasible(replace(self.lowest, problem=asked), way_out)
 
     def bound_s(self, budget_nbytes: int) -> float:
-        """No plan within the budget is faster, by the steps that bind most."""
-        return Bound(self.ground).least_s(budget_nbytes, {row.step for row in self.rows})
+        """No plan within the budget is faster, by the moments that bind most."""
+        return Bound(self.ground).least_s(budget_nbytes, {row.moment for row in self.rows})
 
 
-def _worst_steps(level: Bytes, budget_nbytes: int, learned: Learned) -> list[Row]:
-    """The worst step of each stretch over the budget, the worst stretches first."""
+def _worst_moments(level: Bytes, budget_nbytes: int, learned: Learned) -> list[Row]:
+    """The worst moment of each stretch over the budget, the worst stretches first."""
     allowed = np.full(len(level), budget_nbytes, dtype=np.int64)
-    for step, margin in learned.margin_nbytes.items():
-        allowed[step] -= margin
+    for moment, margin in learned.margin_nbytes.items():
+        allowed[moment] -= margin
     over = level > allowed
-    over[[row.step for row in learned.rows if row == Row(row.step)]] = False
+    over[[row.moment for row in learned.rows if row == Row(row.moment)]] = False
     worst: list[int] = []
     for stretch in np.split(np.arange(len(level)), np.flatnonzero(np.diff(over.astype(np.int8))) + 1):
         if over[stretch[0]]:
             worst.append(int(stretch[level[stretch].argmax()]))
-    return [Row(step) for step in sorted(worst, key=lambda step: -int(level[step]))[:NEW_ROWS]]
+    return [Row(moment) for moment in sorted(worst, key=lambda moment: -int(level[moment]))[:NEW_ROWS]]
 
 
 def _apart(rows: list[Row]) -> list[Row]:

@@ -1,9 +1,9 @@
 """Copies hold memory while they are under way: how much, and when.
 
-Enters: a model and a choice per item. Leaves: rows that a solution violates, each a step and the stretch in which
+Enters: a model and a choice per item. Leaves: rows that a solution violates, each a moment and the stretch in which
 copies queue up before it or for it. The one idea: a link is a queue. What has been sent and is not out yet is still on
 the device; what has to be back soon and cannot be copied in time must be there already. Both follow from one pass over
-the steps, forwards for copies out and backwards for copies back, as for the waiting time in any queue (Lindley 1952).
+the moments, forwards for copies out and backwards for copies back, as for the waiting time in any queue (Lindley 1952).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Amounts = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A step whose bytes are bounded. With `since`, what was sent from that step on and is not out yet counts too; with
-    `upto`, what is used up to that step and cannot come back in time otherwise."""
+    """A moment whose bytes are bounded. With `since`, what was sent from that moment on and is not out yet counts too;
+    with `upto`, what is used up to that moment and cannot come back in time otherwise."""
 
-    step: int
+    moment: int
     since: int = -1
     upto: int = -1
 
@@ -58,24 +58,24 @@ class Traffic:
         for row, nbytes in found:
             rate = (self.out if row.since >= 0 else self.back) / link_scale
             waited = sum(stalls[part] for part in self.parts(row, len(stalls))) * rate
-            excess = float(level[row.step]) + nbytes - budget_nbytes - waited
+            excess = float(level[row.moment]) + nbytes - budget_nbytes - waited
             if excess > 1e-6 * budget_nbytes + 1:
                 late.append((excess, row))
         return late
 
     def parts(self, row: Row, count: int) -> range:
         """Into which parts of the step the stretch of a row falls."""
-        first = row.since + 1 if row.since >= 0 else row.step
-        last = row.step if row.since >= 0 else row.upto
+        first = row.since + 1 if row.since >= 0 else row.moment
+        last = row.moment if row.since >= 0 else row.upto
         total_s = max(float(self.elapsed_s[-1]), 1e-12)
         low = int(self.elapsed_s[first] / total_s * count)
         high = int(self.elapsed_s[last] / total_s * count)
         return range(min(low, count - 1), min(high, count - 1) + 1)
 
     def _moved(self, choices: Sequence[int]) -> tuple[Amounts, Amounts, Amounts]:
-        """Per step: bytes sent when it is done, bytes used at it again, and bytes sent before it that it still uses."""
-        steps = len(self.model.ground.graph)
-        sent, arriving, recent = (np.zeros(steps + 1) for _ in range(3))
+        """Of each moment: bytes sent when it is done, used at it again, and sent before it but still used at it."""
+        num_moments = len(self.model.ground.graph)
+        sent, arriving, recent = (np.zeros(num_moments + 1) for _ in range(3))
         for k, chosen in enumerate(choices):
             option = self.model.items[k].options[chosen - 1] if chosen else None
             if option is not None and option.tier is not None:
@@ -89,24 +89,24 @@ class Traffic:
     def _going_out(self, sent: Amounts, recent: Amounts, link_scale: float) -> list[tuple[Row, float]]:
         rate, backlog, since = self.out / link_scale, 0.0, -1
         found: list[tuple[Row, float]] = []
-        for step in range(1, len(sent) - 1):
-            if sent[step - 1]:
-                since = step - 1 if backlog <= 0 else since
-                backlog += float(sent[step - 1])
-            held = backlog - float(recent[step])
+        for moment in range(1, len(sent) - 1):
+            if sent[moment - 1]:
+                since = moment - 1 if backlog <= 0 else since
+                backlog += float(sent[moment - 1])
+            held = backlog - float(recent[moment])
             if held > 0:
-                found.append((Row(step, since=since), held))
-            backlog = max(0.0, backlog - rate * float(self.elapsed_s[step + 1] - self.elapsed_s[step]))
+                found.append((Row(moment, since=since), held))
+            backlog = max(0.0, backlog - rate * float(self.elapsed_s[moment + 1] - self.elapsed_s[moment]))
         return found
 
     def _coming_back(self, arriving: Amounts, link_scale: float) -> list[tuple[Row, float]]:
         rate, backlog, upto = self.back / link_scale, 0.0, -1
         found: list[tuple[Row, float]] = []
-        for step in range(len(arriving) - 3, -1, -1):
-            if arriving[step + 1]:
-                upto = step + 1 if backlog <= 0 else upto
-                backlog += float(arriving[step + 1])
+        for moment in range(len(arriving) - 3, -1, -1):
+            if arriving[moment + 1]:
+                upto = moment + 1 if backlog <= 0 else upto
+                backlog += float(arriving[moment + 1])
             if backlog > 0:
-                found.append((Row(step, upto=upto), backlog))
-            backlog = max(0.0, backlog - rate * float(self.elapsed_s[step + 1] - self.elapsed_s[step]))
+                found.append((Row(moment, upto=upto), backlog))
+            backlog = max(0.0, backlog - rate * float(self.elapsed_s[moment + 1] - self.elapsed_s[moment]))
         return found

@@ -62,8 +62,8 @@ def graph_to_json(graph: Graph, words: Words) -> Json:
     }
     # Written only where there are some, as most reads take everything and most storages hold anything.
     exact_reads = [
-        [step, position, list(read.detail), read.reads_code]
-        for step, op in enumerate(graph.ops)
+        [moment, position, list(read.detail), read.reads_code]
+        for moment, op in enumerate(graph.ops)
         for position, read in enumerate(op.reads)
         if read.detail or read.reads_code
     ]
@@ -78,7 +78,7 @@ def graph_to_json(graph: Graph, words: Words) -> Json:
 def graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
     alphabets = {position: tuple(numbers) for position, numbers in document.get("alphabets", ())}
     exact = {
-        (step, position): (tuple(detail), code) for step, position, detail, code in document.get("exact_reads", ())
+        (moment, position): (tuple(detail), code) for moment, position, detail, code in document.get("exact_reads", ())
     }
     ops = (
         Op(
@@ -87,14 +87,14 @@ def graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
             phase=Phase(word(phase)),
             module=word(module),
             reads=tuple(
-                Read(value, Need(word(need)), *exact.get((step, position), ()))
+                Read(value, Need(word(need)), *exact.get((moment, position), ()))
                 for position, (value, need) in enumerate(zip(reads[::2], reads[1::2], strict=True))
             ),
             writes=tuple(writes),
             flops=flops,
             traits=frozenset(Trait(word(trait)) for trait in traits),
         )
-        for step, (name, target, phase, module, reads, writes, flops, traits) in enumerate(document["ops"]["rows"])
+        for moment, (name, target, phase, module, reads, writes, flops, traits) in enumerate(document["ops"]["rows"])
     )
     values = (
         Value(name, storage, tuple(shape), word(dtype)) for name, storage, shape, dtype in document["values"]["rows"]

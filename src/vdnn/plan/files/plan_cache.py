@@ -39,7 +39,7 @@ from vdnn.units import MiB
 log = logging.getLogger(__name__)
 
 _FOLDER = "plans-v1"  # a change in what is kept takes the next number
-_COMPRESSION = 3  # of 9: a plan of 70 000 steps is a few megabytes, and is written while somebody waits
+_COMPRESSION = 3  # of 9: a plan of 70 000 ops is a few megabytes, and is written while somebody waits
 LIMIT_NBYTES = 256 * MiB
 """What the folder may hold; a plan of today's networks takes some kilobytes. The least recently used go first."""
 
@@ -119,9 +119,9 @@ def _magnitude(nbytes: int | None) -> int | None:
 def prices_digest(problem: Problem) -> str:
     """Of every speed and every cost that the problem knows."""
     found = hashlib.sha256(json.dumps(hardware_to_json(problem.hardware)).encode())
-    for step, costs in ((-1, problem.costs.ops), *problem.variants.items()):
+    for moment, costs in ((-1, problem.costs.ops), *problem.variants.items()):
         rows = ";".join(f"{cost.seconds!r},{cost.workspace_nbytes},{cost.variant},{cost.exact}" for cost in costs)
-        found.update(f"\n{step}:{rows}".encode())
+        found.update(f"\n{moment}:{rows}".encode())
     return found.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """Are two graphs the same program, whatever their inputs are called and in which order they come?
 
 Enters: the graph of a saved plan, and one that was captured now. Leaves: for every storage of the first its place in
-the second, or sentences that say where they differ. The one idea: walk both step by step and let each op say which of
+the second, or sentences that say where they differ. The one idea: walk both op by op and let each op say which of
 its values correspond. Capture as a whole and capture through Dynamo give the same ops in the same order over inputs
 that are numbered and named differently, so positions of storages cannot be compared, only looked up.
 
@@ -27,9 +27,9 @@ class Match:
 def match(saved: Graph, here: Graph) -> Match:
     """How the graph of a plan corresponds to the one that is here."""
     matching = _Matching(saved, here)
-    for step, (one, other) in enumerate(zip_longest(saved.ops, here.ops)):
+    for moment, (one, other) in enumerate(zip_longest(saved.ops, here.ops)):
         if one is None or other is None or _kind(one) != _kind(other):
-            words = f"step {step} is {_described(one)} in the plan and {_described(other)} here"
+            words = f"op {moment} is {_described(one)} in the plan and {_described(other)} here"
             matching.found.differences.append(words)
             break  # nothing after it can be compared
         matching.take(one, other)

@@ -61,21 +61,21 @@ def fitting_plan(saved: Plan, problem: Problem) -> Plan:
 
 
 def chosen_forms(plan: Plan) -> dict[int, str]:
-    """Step -> the name of the form that the plan computes it in. Names stay where positions change: what is offered is
+    """Op -> the name of the form that the plan computes it in. Names stay where positions change: what is offered is
     sorted by measured times."""
-    return {step: plan.problem.variants[step][chosen].variant for step, chosen in plan.variants.items()}
+    return {moment: plan.problem.variants[moment][chosen].variant for moment, chosen in plan.variants.items()}
 
 
 def offered_again(forms: Mapping[int, str], problem: Problem) -> dict[int, int]:
     """The positions of those forms among what the problem offers; ForeignPlan where one is not offered."""
     chosen: dict[int, int] = {}
-    for step, form in forms.items():
-        names = [cost.variant for cost in problem.variants.get(step, ())]
+    for moment, form in forms.items():
+        names = [cost.variant for cost in problem.variants.get(moment, ())]
         if form in names:
-            chosen[step] = names.index(form)
+            chosen[moment] = names.index(form)
         elif form:  # the op as it was traced is always there
             raise ForeignPlan(
-                f"the plan computes step {step} {problem.graph.ops[step].name!r} as {form!r}, and here it can be"
+                f"the plan computes op {moment} {problem.graph.ops[moment].name!r} as {form!r}, and here it can be"
                 f" computed {_listed(names)}. Variants are offered where ops are measured (costs='measured'), those"
                 " that change bits with exact=False only. Plan again, or allow what the plan was made with."
             )

@@ -46,10 +46,11 @@ def to_json(plan: Plan) -> Json:
     # Written only where there are some: a plan without them is the document it was before they existed.
     if plan.problem.variants:
         body["offered_variants"] = [
-            [step, [_cost_to_json(cost, words) for cost in offered]] for step, offered in plan.problem.variants.items()
+            [moment, [_cost_to_json(cost, words) for cost in offered]]
+            for moment, offered in plan.problem.variants.items()
         ]
     if plan.variants:
-        body["variants"] = [[step, chosen] for step, chosen in plan.variants.items()]
+        body["variants"] = [[moment, chosen] for moment, chosen in plan.variants.items()]
     if plan.problem.lossy is not None:
         body["lossy"] = plan.problem.lossy
     if plan.problem.density != DENSITY:
@@ -68,7 +69,7 @@ def from_json(document: Json) -> Plan:
     _require_ours(document)
     try:
         word: Callable[[int], str] = document["words"].__getitem__
-        offered = {step: _costs(rows, word) for step, rows in document.get("offered_variants", ())}
+        offered = {moment: _costs(rows, word) for moment, rows in document.get("offered_variants", ())}
         problem = Problem(
             graph_from_json(document["graph"], word),
             CostTable(_costs(document["costs"]["rows"], word)),

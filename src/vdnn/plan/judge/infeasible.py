@@ -23,10 +23,10 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
     budget_nbytes, timeline = plan.problem.budget_nbytes, plan.timeline
     assert budget_nbytes is not None, "without a budget every plan is feasible"
     peak = format_nbytes(plan.peak_nbytes)
-    step = int(timeline.steps[timeline.peak_at])
-    name = plan.problem.graph.ops[step].name
+    moment = int(timeline.moments[timeline.peak_at])
+    name = plan.problem.graph.ops[moment].name
     lines = [
-        f"no {plan.strategy!r} plan fits {format_nbytes(budget_nbytes)}: step {step} {name!r} needs {peak}.",
+        f"no {plan.strategy!r} plan fits {format_nbytes(budget_nbytes)}: op {moment} {name!r} needs {peak}.",
         *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
         f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), or {way_out}.",
     ]

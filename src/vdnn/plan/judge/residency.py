@@ -73,11 +73,11 @@ class _Book:
         self.numbers: list[int] = []  # six per holding: a hundred thousand small tuples would keep the collector busy
 
     def expect_inputs(self, program: Sequence[Instruction]) -> None:
-        """Inputs are there from the start; tangents from the first instruction of the first backward step, at least
+        """Inputs are there from the start; tangents from the first instruction of the first backward op, at least
         through it.
         """
         first_backward = min(self.graph.num_forward, len(self.graph) - 1)
-        during = [p for p, instruction in enumerate(program) if instruction.step == first_backward]
+        during = [p for p, instruction in enumerate(program) if instruction.moment == first_backward]
         served = next(p for p in during if program[p].kind is Kind.RUN)
         inputs = {self.storage_of[value] for value in self.graph.inputs}
         for value in self.graph.tangents:

@@ -4,9 +4,10 @@ Enters: a plan. Leaves: one tuple of instructions in execution order, which the 
 turns into code: two readers of one program cannot disagree about what happens when. The one idea: **a decision is a few
 positions**, and this file alone says in which order the things that share a position happen.
 
-Around step t the order is
+Around moment t the order is
 1. FETCH: bytes are taken and copies back begin, for decisions with `fetch == t`;
-2. what must be whole for step t: REPLAYs in op order, each op once, and ARRIVE / DECODE as late as the replays and step
+2. what must be whole for moment t: REPLAYs in op order, each op once, and ARRIVE / DECODE as late as the replays and
+moment
    t allow;
 3. RUN of op t;
 4. SEND of the storages that nothing writes any more before they leave;
@@ -14,7 +15,7 @@ Around step t the order is
    here.
 
 What came back only so that something else could be replayed from it, and is to be recomputed again later, leaves right
-after the last replay that reads it, before op t runs: recomputing step by step should hold one layer's maps at a time.
+after the last replay that reads it, before op t runs: recomputing op by op should hold one layer's maps at a time.
 
 LEAVE stands before ENCODE because an encoder holds both forms at once: what can go first should be gone by then.
 Without decisions the program is one RUN per op.
@@ -50,7 +51,7 @@ class Instruction:
     """
 
     kind: Kind
-    step: int
+    moment: int
     op: int = -1
     storage: int = -1
     decision: int = -1
@@ -66,40 +67,40 @@ class Instruction:
 def schedule(plan: Plan) -> tuple[Instruction, ...]:
     """The plan as a linear program."""
     agenda = _agenda(plan)
-    busy = agenda.steps()
+    busy = agenda.moments()
     program: list[Instruction] = []
-    for step in range(len(plan.problem.graph)):
-        if step in busy:
-            program += agenda.fetch.get(step, ())
-            at_once = _leaving_at_once(plan, agenda, step)
-            program += _made_whole(plan, agenda, step, at_once)
-        program.append(Instruction(Kind.RUN, step, step))
-        if step in busy:
-            program += agenda.send.get(step, ())
-            program += [leaving for leaving in agenda.leave.get(step, ()) if leaving.storage not in at_once]
-            program += agenda.encode.get(step, ())
-            program += agenda.sent.get(step, ())
+    for moment in range(len(plan.problem.graph)):
+        if moment in busy:
+            program += agenda.fetch.get(moment, ())
+            at_once = _leaving_at_once(plan, agenda, moment)
+            program += _made_whole(plan, agenda, moment, at_once)
+        program.append(Instruction(Kind.RUN, moment, moment))
+        if moment in busy:
+            program += agenda.send.get(moment, ())
+            program += [leaving for leaving in agenda.leave.get(moment, ()) if leaving.storage not in at_once]
+            program += agenda.encode.get(moment, ())
+            program += agenda.sent.get(moment, ())
     return tuple(program)
 
 
 class _Agenda:
-    """What is due around each step, under one heading per place in the order, there in the order of the plan."""
+    """What is due around each moment, under one heading per place in the order, there in the order of the plan."""
 
     def __init__(self) -> None:
         self.fetch: defaultdict[int, list[Instruction]] = defaultdict(list)
         self.whole: defaultdict[int, dict[int, list[Instruction]]] = defaultdict(
             dict
-        )  # step -> storage -> how it returns
+        )  # moment -> storage -> how it returns
         self.replay: defaultdict[int, dict[int, list[int]]] = defaultdict(
             dict
-        )  # step -> op -> decisions that ask for it
+        )  # moment -> op -> decisions that ask for it
         self.send: defaultdict[int, list[Instruction]] = defaultdict(list)
         self.leave: defaultdict[int, list[Instruction]] = defaultdict(list)
         self.encode: defaultdict[int, list[Instruction]] = defaultdict(list)
         self.sent: defaultdict[int, list[Instruction]] = defaultdict(list)
 
-    def steps(self) -> set[int]:
-        """Every step around which more than its op happens."""
+    def moments(self) -> set[int]:
+        """Every moment around which more than its op happens."""
         return set().union(self.fetch, self.whole, self.replay, self.send, self.leave, self.encode, self.sent)
 
 
@@ -110,18 +111,18 @@ def _agenda(plan: Plan) -> _Agenda:
     for position, decision in enumerate(plan.decisions):
         storage = decision.storage
 
-        def due(kind: Kind, step: int, storage: int = storage, position: int = position) -> Instruction:
-            return Instruction(kind, step, storage=storage, decision=position)
+        def due(kind: Kind, moment: int, storage: int = storage, position: int = position) -> Instruction:
+            return Instruction(kind, moment, storage=storage, decision=position)
 
         match decision.action:
             case Drop(leave):
                 agenda.leave[leave].append(due(Kind.LEAVE, leave))
             case Recompute(leave, back):
                 agenda.leave[leave].append(due(Kind.LEAVE, leave))
-                for op in (step for step, _ in writers[storage] if step <= leave):
+                for op in (moment for moment, _ in writers[storage] if moment <= leave):
                     agenda.replay[back].setdefault(op, []).append(position)
             case Offload(_, leave, fetch, back):
-                written = [step for step, is_content in writers[storage] if is_content and step <= leave]
+                written = [moment for moment, is_content in writers[storage] if is_content and moment <= leave]
                 final = max([begins[position], *written[-1:]])
                 agenda.send[final].append(due(Kind.SEND, final))
                 agenda.leave[leave].append(due(Kind.LEAVE, leave))
@@ -151,27 +152,27 @@ def _residency_begins(plan: Plan) -> dict[int, int]:
 
 
 def _writers(plan: Plan) -> dict[int, list[tuple[int, bool]]]:
-    """Of each storage with a decision: the steps that write values of it, and whether the content changes (a view
+    """Of each storage with a decision: the ops that write values of it, and whether the content changes (a view
     leaves it).
     """
     graph = plan.problem.graph
     writers: dict[int, list[tuple[int, bool]]] = {decision.storage: [] for decision in plan.decisions}
     if not writers:
         return writers
-    for step, op in enumerate(graph.ops):
+    for moment, op in enumerate(graph.ops):
         for storage in {graph.values[value].storage for value in op.writes}:
             if storage in writers:
-                writers[storage].append((step, Trait.VIEW not in op.traits))
+                writers[storage].append((moment, Trait.VIEW not in op.traits))
     return writers
 
 
-def _leaving_at_once(plan: Plan, agenda: _Agenda, step: int) -> dict[int, tuple[int, Instruction]]:
-    """Storage -> the last replay of this step that touches it, and its LEAVE: of what is replayed here, not used by the
-    step itself, and to be replayed again later.
+def _leaving_at_once(plan: Plan, agenda: _Agenda, moment: int) -> dict[int, tuple[int, Instruction]]:
+    """Storage -> the last replay of this moment that touches it, and its LEAVE: of what is replayed here, not used by
+    the moment itself, and to be replayed again later.
     """
-    graph, replays = plan.problem.graph, agenda.replay.get(step, {})
-    leaving = {i.storage: i for i in agenda.leave.get(step, ()) if _costs_no_copy(plan, i)} if replays else {}
-    for read in graph.ops[step].reads:
+    graph, replays = plan.problem.graph, agenda.replay.get(moment, {})
+    leaving = {i.storage: i for i in agenda.leave.get(moment, ()) if _costs_no_copy(plan, i)} if replays else {}
+    for read in graph.ops[moment].reads:
         if read.need not in NO_USE:
             leaving.pop(graph.values[read.value].storage, None)
     replayed = {plan.decisions[position].storage for asked in replays.values() for position in asked}
@@ -189,16 +190,16 @@ def _costs_no_copy(plan: Plan, leaving: Instruction) -> bool:
 
 
 def _made_whole(
-    plan: Plan, agenda: _Agenda, step: int, at_once: dict[int, tuple[int, Instruction]]
+    plan: Plan, agenda: _Agenda, moment: int, at_once: dict[int, tuple[int, Instruction]]
 ) -> Iterator[Instruction]:
     """Replays in op order. What comes back by copy or decoder does so right before its first reader, or last."""
     graph = plan.problem.graph
-    coming = dict(agenda.whole.get(step, {}))
-    for op, asked in sorted(agenda.replay.get(step, {}).items()):
+    coming = dict(agenda.whole.get(moment, {}))
+    for op, asked in sorted(agenda.replay.get(moment, {}).items()):
         for read in graph.ops[op].reads:
             yield from coming.pop(graph.values[read.value].storage, ())
         keeps = tuple(plan.decisions[position].storage for position in asked)
-        yield Instruction(Kind.REPLAY, step, op=op, decision=asked[0], keeps=keeps)
+        yield Instruction(Kind.REPLAY, moment, op=op, decision=asked[0], keeps=keeps)
         yield from (leaving for last, leaving in at_once.values() if last == op)
     for instructions in coming.values():
         yield from instructions

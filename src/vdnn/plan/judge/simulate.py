@@ -24,7 +24,7 @@ def simulate(plan: Plan) -> Timeline:
         source="simulated",
         device=hardware.device.name,
         labels=tuple(instruction.label(graph) for instruction in program),
-        steps=np.array([instruction.step for instruction in program], dtype=np.int64),
+        moments=np.array([instruction.moment for instruction in program], dtype=np.int64),
         nbytes={tier.name: _by_role(held, k, len(program)) for k, tier in enumerate(hardware.tiers)},
         lanes=lanes(plan, program),
     )

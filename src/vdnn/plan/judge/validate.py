@@ -45,20 +45,20 @@ def violations(plan: Plan) -> list[str]:
 
 
 def _astray(plan: Plan) -> Iterator[str]:
-    """Decisions about storages, steps or alternatives that the problem does not have."""
+    """Decisions about storages, moments or alternatives that the problem does not have."""
     graph = plan.problem.graph
     for position, decision in enumerate(plan.decisions):
         if not 0 <= decision.storage < len(graph.storages):
             yield f"decision {position} is about storage {decision.storage}, but there are only {len(graph.storages)}"
             continue
         for word in ("leave", "sent", "fetch", "back"):
-            step = getattr(decision.action, word, None)
-            if step is not None and not 0 <= step < len(graph):
-                yield f"{_who(plan, decision)}: {word}={step}, but the graph has steps 0 to {len(graph) - 1}"
-    for step, chosen in plan.variants.items():
-        offered = len(plan.problem.variants.get(step, ()))
+            moment = getattr(decision.action, word, None)
+            if moment is not None and not 0 <= moment < len(graph):
+                yield f"{_who(plan, decision)}: {word}={moment}, but the graph has ops 0 to {len(graph) - 1}"
+    for moment, chosen in plan.variants.items():
+        offered = len(plan.problem.variants.get(moment, ()))
         if not 0 <= chosen < offered:
-            yield f"step {step} takes alternative {chosen}, but the problem offers {offered} for it"
+            yield f"op {moment} takes alternative {chosen}, but the problem offers {offered} for it"
 
 
 def _not_movable(plan: Plan) -> Iterator[str]:
@@ -132,10 +132,10 @@ def _readers(plan: Plan) -> dict[int, list[tuple[int, Read]]]:
     readers: dict[int, list[tuple[int, Read]]] = {
         d.storage: [] for d in plan.decisions if isinstance(d.action, Encode | EncodeOffload)
     }
-    for step, op in enumerate(graph.ops) if readers else ():
+    for moment, op in enumerate(graph.ops) if readers else ():
         for read in op.reads:
             if graph.values[read.value].storage in readers:
-                readers[graph.values[read.value].storage].append((step, read))
+                readers[graph.values[read.value].storage].append((moment, read))
     return readers
 
 
@@ -145,10 +145,10 @@ def _unserved(plan: Plan, decision: Decision, codec: Codec, readers: list[tuple[
     assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no codec"
     replays = [d.action for d in plan.decisions if d.storage == decision.storage and isinstance(d.action, Recompute)]
     until = min((replay.back for replay in replays if replay.back > action.back), default=len(ops))
-    for step, read in readers:
-        if action.back <= step < until and not codec.serves(read.information):
+    for moment, read in readers:
+        if action.back <= moment < until and not codec.serves(read.information):
             yield (
-                f"{_who(plan, decision)}: step {step} {ops[step].name!r} takes {read.need} {read.detail} of it, which"
+                f"{_who(plan, decision)}: op {moment} {ops[moment].name!r} takes {read.need} {read.detail} of it, which"
                 f" codec {action.codec!r} with detail {action.detail} does not keep"
             )
 
@@ -176,20 +176,20 @@ def _gap(plan: Plan, action: Action) -> tuple[int, int]:
 
 def _overfull_tiers(plan: Plan, tier_peaks: dict[str, tuple[int, int]]) -> Iterator[str]:
     for tier in plan.problem.hardware.tiers[1:]:
-        peak_nbytes, step = tier_peaks.get(tier.name, (0, 0))
+        peak_nbytes, moment = tier_peaks.get(tier.name, (0, 0))
         if tier.nbytes is not None and peak_nbytes > tier.nbytes:
             yield (
                 f"tier {tier.name!r} has {format_nbytes(tier.nbytes)}, but holds {format_nbytes(peak_nbytes)}"
-                f" at step {step} ({peak_nbytes - tier.nbytes} bytes too many)"
+                f" at op {moment} ({peak_nbytes - tier.nbytes} bytes too many)"
             )
 
 
-def _over_budget(plan: Plan, peak_nbytes: int, step: int) -> Iterator[str]:
+def _over_budget(plan: Plan, peak_nbytes: int, moment: int) -> Iterator[str]:
     budget_nbytes = plan.problem.budget_nbytes
     if budget_nbytes is not None and peak_nbytes > budget_nbytes:
         yield (
-            f"the budget is {format_nbytes(budget_nbytes)}, but step {step} {plan.problem.graph.ops[step].name!r} needs"
-            f" {format_nbytes(peak_nbytes)} ({peak_nbytes - budget_nbytes} bytes too many)"
+            f"the budget is {format_nbytes(budget_nbytes)}, but op {moment} {plan.problem.graph.ops[moment].name!r}"
+            f" needs {format_nbytes(peak_nbytes)} ({peak_nbytes - budget_nbytes} bytes too many)"
         )
 
 

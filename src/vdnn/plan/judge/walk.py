@@ -2,10 +2,10 @@
 
 Enters: a plan whose positions exist and whose gaps do not overlap. Leaves: complaints, the device's peak and the peak
 of each slower tier. Part of `validate.py`, and like it written the plain way and apart from the simulator: the peak is
-found by liveness analysis backwards over the moments of the walk, where the simulator goes forward over intervals. Two
+found by liveness analysis backwards over the events of the walk, where the simulator goes forward over intervals. Two
 roads to one number is the point.
 
-What a storage holds is named by the step of the op that last wrote it. A replay must read what the first run read: a
+What a storage holds is named by the moment of the op that last wrote it. A replay must read what the first run read: a
 source that is there but was overwritten since is as bad as one that is away. And replays reach only what forward alone
 wrote: a storage that backward overwrites is not made again, and nothing is made again from it.
 """
@@ -17,17 +17,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vdnn.ir import NO_USE, PERSISTENT_ROLES, Need, Op, Read, Trait
-from vdnn.plan.judge.moments import Key, Moment, key_nbytes, peak
+from vdnn.plan.judge.events import Event, Key, key_nbytes, peak
 from vdnn.plan.model.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
 from vdnn.plan.model.plan import Plan
 
 
 @dataclass(slots=True)
 class Seen:
-    """What a walk has seen. `tier_peaks` maps a tier to (bytes, step)."""
+    """What a walk has seen. `tier_peaks` maps a tier to (bytes, moment)."""
 
     complaints: list[str] = field(default_factory=list)
-    moments: list[Moment] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
     tier_peaks: dict[str, tuple[int, int]] = field(default_factory=dict)
     peak_nbytes: int = 0
     peak_at: int = 0
@@ -35,9 +35,9 @@ class Seen:
 
 def walk(plan: Plan) -> Seen:
     walker = _Walker(plan)
-    for step in range(len(plan.problem.graph)):
-        walker.take(step)
-    walker.seen.peak_nbytes, walker.seen.peak_at = peak(plan, walker.seen.moments)
+    for moment in range(len(plan.problem.graph)):
+        walker.take(moment)
+    walker.seen.peak_nbytes, walker.seen.peak_at = peak(plan, walker.seen.events)
     return walker.seen
 
 
@@ -50,7 +50,7 @@ class _Walker:
         self.whole = {self.graph.values[value].storage for value in self.graph.inputs}
         self.holds = dict.fromkeys(range(len(self.graph.storages)), -1)
         self.away: dict[int, str] = {}
-        self.gone: set[int] = set()  # decisions whose storage left before their step ran
+        self.gone: set[int] = set()  # decisions whose storage left before their moment ran
         self.codes: dict[int, Key] = {}  # storage -> its code, where readers take that as it is
         self.first_reads: dict[int, dict[int, int]] = {}  # op -> storage -> what it held when the op first ran
         self.stored = {tier.name: 0 for tier in plan.problem.hardware.tiers}
@@ -58,17 +58,17 @@ class _Walker:
         self._index()
 
     def _index(self) -> None:
-        """Who writes each storage, when each comes back, and which decisions are due at each step."""
+        """Who writes each storage, when each comes back, and which decisions are due at each moment."""
         self.written_at: defaultdict[int, list[int]] = defaultdict(list)
-        for step, op in enumerate(self.graph.ops):
+        for moment, op in enumerate(self.graph.ops):
             for storage in {self.graph.values[value].storage for value in op.writes}:
-                self.written_at[storage].append(step)
-        self.overwritten: dict[int, int] = {}  # storage -> the backward step that first writes over what forward made
-        for step in range(self.graph.num_forward, len(self.graph)):
-            for value in () if self.graph.ops[step].has(Trait.VIEW) else self.graph.ops[step].writes:
+                self.written_at[storage].append(moment)
+        self.overwritten: dict[int, int] = {}  # storage -> the backward op that first writes over what forward made
+        for moment in range(self.graph.num_forward, len(self.graph)):
+            for value in () if self.graph.ops[moment].has(Trait.VIEW) else self.graph.ops[moment].writes:
                 storage = self.graph.values[value].storage
                 if self.written_at[storage][0] < self.graph.num_forward:
-                    self.overwritten.setdefault(storage, step)
+                    self.overwritten.setdefault(storage, moment)
         self.backs: defaultdict[int, list[int]] = defaultdict(list)
         for decision in self.plan.decisions:
             if not isinstance(decision.action, Keep | Drop):
@@ -79,128 +79,128 @@ class _Walker:
                 if hasattr(decision.action, word):
                     self.due[word, getattr(decision.action, word)].append(position)
             if isinstance(decision.action, Offload | EncodeOffload):
-                self.due["send", self._send_step(position)].append(position)
+                self.due["send", self._send_moment(position)].append(position)
 
-    def take(self, step: int) -> None:
-        """One step: fetch, bring back, run, send, give up."""
-        if step == min(self.graph.num_forward, len(self.graph) - 1):
-            self._receive_tangents(step)
-        for position in self.due["fetch", step]:
+    def take(self, moment: int) -> None:
+        """One moment: fetch, bring back, run, send, give up."""
+        if moment == min(self.graph.num_forward, len(self.graph) - 1):
+            self._receive_tangents(moment)
+        for position in self.due["fetch", moment]:
             key = self._traveller(position)
-            self._moment(step, (key,), begins=(key,))
-        self._bring_back(step)
-        self._run(step)
-        for position in self.due["send", step]:
-            self._store(step, position)
-        self._give_up(step)
+            self._event(moment, (key,), begins=(key,))
+        self._bring_back(moment)
+        self._run(moment)
+        for position in self.due["send", moment]:
+            self._store(moment, position)
+        self._give_up(moment)
 
-    def _receive_tangents(self, step: int) -> None:
+    def _receive_tangents(self, moment: int) -> None:
         fresh = {self.graph.values[value].storage for value in self.graph.tangents} - self.whole
         self.whole |= fresh
-        self._moment(step, _plain(fresh), begins=_plain(fresh))
+        self._event(moment, _plain(fresh), begins=_plain(fresh))
 
-    def _bring_back(self, step: int) -> None:
-        coming = {self.plan.decisions[p].storage: p for p in self.due["back", step]}
+    def _bring_back(self, moment: int) -> None:
+        coming = {self.plan.decisions[p].storage: p for p in self.due["back", moment]}
         wanted = {s for s, p in coming.items() if isinstance(self.plan.decisions[p].action, Recompute)}
         ops = sorted({op for storage in wanted for op in self._writers(storage, self._leave(coming[storage]))})
         for op in ops:
             for source in self._sources(op):
                 if source in coming and source not in wanted:
-                    self._restore(step, coming.pop(source))
-            self._replay(step, op, wanted)
-            for position in self._done_with(step, op, ops, wanted):
-                self._leave_now(step, position)
+                    self._restore(moment, coming.pop(source))
+            self._replay(moment, op, wanted)
+            for position in self._done_with(moment, op, ops, wanted):
+                self._leave_now(moment, position)
         for storage, position in coming.items():
             if storage not in wanted:
-                self._restore(step, position)
+                self._restore(moment, position)
 
-    def _done_with(self, step: int, op: int, ops: list[int], wanted: set[int]) -> list[int]:
-        """What was replayed for other replays only, the last of which has run: it goes before the step's own op."""
-        used = {self.graph.values[r.value].storage for r in self.graph.ops[step].reads if r.need not in NO_USE}
+    def _done_with(self, moment: int, op: int, ops: list[int], wanted: set[int]) -> list[int]:
+        """What was replayed for other replays only, the last of which has run: it goes before the moment's own op."""
+        used = {self.graph.values[r.value].storage for r in self.graph.ops[moment].reads if r.need not in NO_USE}
         done: list[int] = []
-        for position in self.due["leave", step]:
+        for position in self.due["leave", moment]:
             storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
             touching = [o for o in ops if storage in self._touched_by_replay(o)]
             if isinstance(action, Recompute | Drop) and storage in wanted and storage not in used and touching:
                 done += [position] if touching[-1] == op else []
         return done
 
-    def _touched_by_replay(self, op_step: int) -> set[int]:
-        op = self.graph.ops[op_step]
+    def _touched_by_replay(self, op_moment: int) -> set[int]:
+        op = self.graph.ops[op_moment]
         written = {self.graph.values[value].storage for value in op.writes}
-        return ({*self._sources(op_step)} | written) - self._statistics(op)
+        return ({*self._sources(op_moment)} | written) - self._statistics(op)
 
-    def _leave_now(self, step: int, position: int) -> None:
+    def _leave_now(self, moment: int, position: int) -> None:
         storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
-        self._moment(step, (("plain", storage),))
+        self._event(moment, (("plain", storage),))
         self.whole.remove(storage)
-        self.away[storage] = f"which is away ({action.kind}): it leaves before step {step} runs"
+        self.away[storage] = f"which is away ({action.kind}): it leaves before op {moment} runs"
         self.gone.add(position)
 
-    def _restore(self, step: int, position: int) -> None:
+    def _restore(self, moment: int, position: int) -> None:
         """A copy has arrived, or a decoder runs; or both."""
         decision = self.plan.decisions[position]
         plain, encoded = ("plain", decision.storage), ("encoded", position)
         if isinstance(decision.action, Offload | EncodeOffload):
-            self._moment(step, (self._traveller(position),))
+            self._event(moment, (self._traveller(position),))
             self.stored[decision.action.tier] -= key_nbytes(self.plan, self._traveller(position))
         if isinstance(decision.action, Encode | EncodeOffload):
             if decision.action.direct:
                 self.codes[decision.storage] = encoded
                 return
-            self._moment(step, (plain, encoded), begins=(plain,))
+            self._event(moment, (plain, encoded), begins=(plain,))
         self.whole.add(decision.storage)
         self.away.pop(decision.storage, None)
 
-    def _replay(self, step: int, op_step: int, wanted: set[int]) -> None:
-        op = self.graph.ops[op_step]
+    def _replay(self, moment: int, op_moment: int, wanted: set[int]) -> None:
+        op = self.graph.ops[op_moment]
         for trait in (Trait.COLLECTIVE, Trait.MUST_KEEP):
             if op.has(trait):
-                self._complain(f"step {step} replays {op.name!r} ({op.target}), which may not run twice: {trait}")
+                self._complain(f"op {moment} replays {op.name!r} ({op.target}), which may not run twice: {trait}")
         left_out = self._statistics(op)
         for read in op.reads:
             if self.graph.values[read.value].storage not in left_out:
-                self._check_source(step, op_step, self.graph.values[read.value].storage, read.need)
+                self._check_source(moment, op_moment, self.graph.values[read.value].storage, read.need)
         written = {self.graph.values[value].storage for value in op.writes} - left_out
         read_of = {self.graph.values[read.value].storage for read in op.reads if read.need not in NO_USE}
-        self._check_not_overwritten(step, op, (read_of | (written & wanted)) - left_out)
-        touched = {storage for storage in self._sources(op_step) if storage in self.whole} - left_out
+        self._check_not_overwritten(moment, op, (read_of | (written & wanted)) - left_out)
+        touched = {storage for storage in self._sources(op_moment) if storage in self.whole} - left_out
         begins: list[int] = []
-        passing_nbytes = self._workspace_nbytes(op_step)
+        passing_nbytes = self._workspace_nbytes(op_moment)
         for storage in written:
             if storage in wanted:
                 if storage not in self.whole:
                     begins.append(storage)
                 self.whole.add(storage)
                 self.away.pop(storage, None)
-                self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else op_step
-            elif self._is_born(storage, op_step):
+                self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else op_moment
+            elif self._is_born(storage, op_moment):
                 passing_nbytes += self.graph.storages[storage].nbytes
             elif not op.has(Trait.VIEW):
-                self._complain_of_second_write(step, op, storage)
-        self._moment(step, _plain([*touched, *begins]), _plain(begins), passing_nbytes)
+                self._complain_of_second_write(moment, op, storage)
+        self._event(moment, _plain([*touched, *begins]), _plain(begins), passing_nbytes)
 
-    def _run(self, step: int) -> None:
-        op = self.graph.ops[step]
-        codes = [self._code_for(step, read) for read in op.reads]
-        self.first_reads[step] = {storage: self.holds[storage] for storage in self._sources(step)}
-        touched = {storage for storage in self._sources(step) if storage in self.whole}
+    def _run(self, moment: int) -> None:
+        op = self.graph.ops[moment]
+        codes = [self._code_for(moment, read) for read in op.reads]
+        self.first_reads[moment] = {storage: self.holds[storage] for storage in self._sources(moment)}
+        touched = {storage for storage in self._sources(moment) if storage in self.whole}
         begins: set[int] = set()
         for storage in {self.graph.values[value].storage for value in op.writes}:
             if storage in self.away:
-                self._complain(f"step {step} {op.name!r} writes into {self._name(storage)}, {self._why(storage)}")
+                self._complain(f"op {moment} {op.name!r} writes into {self._name(storage)}, {self._why(storage)}")
                 continue
             if storage not in self.whole:
                 begins.add(storage)
             self.whole.add(storage)
             touched.add(storage)
-            self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else step
-        if step == min(self.graph.num_forward, len(self.graph) - 1):
+            self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else moment
+        if moment == min(self.graph.num_forward, len(self.graph) - 1):
             touched |= {self.graph.values[value].storage for value in self.graph.tangents} & self.whole
         touches = (*_plain(touched), *(code for code in codes if code is not None))
-        self._moment(step, touches, _plain(begins), self._workspace_nbytes(step))
+        self._event(moment, touches, _plain(begins), self._workspace_nbytes(moment))
 
-    def _code_for(self, step: int, read: Read) -> Key | None:
+    def _code_for(self, moment: int, read: Read) -> Key | None:
         """The code that an op reads in place of the storage, if the plan says so; complaints if it can read neither."""
         storage = self.graph.values[read.value].storage
         if read.need in NO_USE or storage in self.whole:
@@ -208,69 +208,69 @@ class _Walker:
         if storage in self.codes and read.reads_code:
             return self.codes[storage]
         how = "as a code, which it cannot" if storage in self.codes else self._why(storage)
-        self._complain(f"step {step} {self.graph.ops[step].name!r} reads {self._name(storage)} ({read.need}), {how}")
+        self._complain(f"op {moment} {self.graph.ops[moment].name!r} reads {self._name(storage)} ({read.need}), {how}")
         return None
 
-    def _give_up(self, step: int) -> None:
-        leaving = [position for position in self.due["leave", step] if position not in self.gone]
+    def _give_up(self, moment: int) -> None:
+        leaving = [position for position in self.due["leave", moment] if position not in self.gone]
         encoding = [p for p in leaving if isinstance(self.plan.decisions[p].action, Encode | EncodeOffload)]
         for position in (*(p for p in leaving if p not in encoding), *encoding):
             storage, action = self.plan.decisions[position].storage, self.plan.decisions[position].action
             if storage not in self.whole:
                 self._complain(
-                    f"{action.kind} of {self._name(storage)} after step {step}: it is not on the device then"
+                    f"{action.kind} of {self._name(storage)} after op {moment}: it is not on the device then"
                 )
                 continue
             keys: tuple[Key, ...] = (("plain", storage),)
             begins: tuple[Key, ...] = (("encoded", position),) if position in encoding else ()
-            self._moment(step, keys + begins, begins)
+            self._event(moment, keys + begins, begins)
             self.whole.remove(storage)
-            until = "and does not come back" if isinstance(action, Drop) else f"back before step {_back(action)}"
+            until = "and does not come back" if isinstance(action, Drop) else f"back before op {_back(action)}"
             self.codes.pop(storage, None)
-            self.away[storage] = f"which is away ({action.kind}): it leaves after step {step}, {until}"
-        for position in self.due["sent", step]:
-            self._moment(step, (("encoded", position),))
+            self.away[storage] = f"which is away ({action.kind}): it leaves after op {moment}, {until}"
+        for position in self.due["sent", moment]:
+            self._event(moment, (("encoded", position),))
 
     def _statistics(self, op: Op) -> set[int]:
         """What an op updates beside its results, which a replay neither reads nor updates."""
         written = {self.graph.values[value].storage for value in op.writes} if op.has(Trait.UPDATES) else set()
         return {storage for storage in written if self.graph.storages[storage].role in PERSISTENT_ROLES}
 
-    def _check_source(self, step: int, op_step: int, storage: int, need: Need) -> None:
-        op = self.graph.ops[op_step]
+    def _check_source(self, moment: int, op_moment: int, storage: int, need: Need) -> None:
+        op = self.graph.ops[op_moment]
         if need in NO_USE:
             return
         if storage not in self.whole:
-            self._complain(f"step {step} replays {op.name!r}, which reads {self._name(storage)}, {self._why(storage)}")
-        elif self.holds[storage] != self.first_reads[op_step][storage]:
+            self._complain(f"op {moment} replays {op.name!r}, which reads {self._name(storage)}, {self._why(storage)}")
+        elif self.holds[storage] != self.first_reads[op_moment][storage]:
             writer = self.graph.ops[self.holds[storage]].name
             self._complain(
-                f"step {step} replays {op.name!r}, which reads {self._name(storage)}, but {writer!r} overwrote it since"
+                f"op {moment} replays {op.name!r}, which reads {self._name(storage)}, but {writer!r} overwrote it since"
             )
 
-    def _check_not_overwritten(self, step: int, op: Op, storages: set[int]) -> None:
+    def _check_not_overwritten(self, moment: int, op: Op, storages: set[int]) -> None:
         for storage in sorted(storages & self.overwritten.keys()):
             writer = self.graph.ops[self.overwritten[storage]].name
             self._complain(
-                f"step {step} replays {op.name!r}, which takes {self._name(storage)}: {writer!r} writes over it in"
+                f"op {moment} replays {op.name!r}, which takes {self._name(storage)}: {writer!r} writes over it in"
                 " backward, and replays reach only what forward alone wrote"
             )
 
-    def _complain_of_second_write(self, step: int, op: Op, storage: int) -> None:
+    def _complain_of_second_write(self, moment: int, op: Op, storage: int) -> None:
         role = self.graph.storages[storage].role
         lasting = ", which outlives the step" if role in PERSISTENT_ROLES else ""
         self._complain(
-            f"step {step} replays {op.name!r}, which would change {self._name(storage)} ({role}) a second time{lasting}"
+            f"op {moment} replays {op.name!r}, which would change {self._name(storage)} ({role}) a second time{lasting}"
         )
 
-    def _store(self, step: int, position: int) -> None:
+    def _store(self, moment: int, position: int) -> None:
         action = self.plan.decisions[position].action
         assert isinstance(action, Offload | EncodeOffload), f"{action.kind} does not travel"
         self.stored[action.tier] += key_nbytes(self.plan, self._traveller(position))
-        known = self.seen.tier_peaks.get(action.tier, (0, step))
-        self.seen.tier_peaks[action.tier] = max(known, (self.stored[action.tier], step), key=lambda peak: peak[0])
+        known = self.seen.tier_peaks.get(action.tier, (0, moment))
+        self.seen.tier_peaks[action.tier] = max(known, (self.stored[action.tier], moment), key=lambda peak: peak[0])
 
-    def _send_step(self, position: int) -> int:
+    def _send_moment(self, position: int) -> int:
         """Where the copy out starts: right after the encoder, or once nothing writes the storage any more before it
         leaves.
         """
@@ -288,32 +288,32 @@ class _Walker:
         return ("encoded", position) if isinstance(decision.action, EncodeOffload) else ("plain", decision.storage)
 
     def _writers(self, storage: int, last: int) -> list[int]:
-        return [step for step in self.written_at[storage] if step <= last]
+        return [moment for moment in self.written_at[storage] if moment <= last]
 
-    def _sources(self, op_step: int) -> list[int]:
-        return [self.graph.values[read.value].storage for read in self.graph.ops[op_step].reads]
+    def _sources(self, op_moment: int) -> list[int]:
+        return [self.graph.values[read.value].storage for read in self.graph.ops[op_moment].reads]
 
-    def _is_born(self, storage: int, op_step: int) -> bool:
-        return storage not in self.given and self.written_at[storage][0] == op_step
+    def _is_born(self, storage: int, op_moment: int) -> bool:
+        return storage not in self.given and self.written_at[storage][0] == op_moment
 
     def _leave(self, position: int) -> int:
         action = self.plan.decisions[position].action
         assert not isinstance(action, Keep), "what is kept does not leave"
         return action.leave
 
-    def _moment(
-        self, step: int, touches: tuple[Key, ...], begins: tuple[Key, ...] = (), passing_nbytes: int = 0
+    def _event(
+        self, moment: int, touches: tuple[Key, ...], begins: tuple[Key, ...] = (), passing_nbytes: int = 0
     ) -> None:
-        self.seen.moments.append(Moment(step, touches, begins, passing_nbytes))
+        self.seen.events.append(Event(moment, touches, begins, passing_nbytes))
 
     def _complain(self, sentence: str) -> None:
         self.seen.complaints.append(sentence)
 
-    def _workspace_nbytes(self, op_step: int) -> int:
+    def _workspace_nbytes(self, op_moment: int) -> int:
         problem = self.plan.problem
-        if op_step in self.plan.variants:
-            return problem.variants[op_step][self.plan.variants[op_step]].workspace_nbytes
-        return problem.costs[op_step].workspace_nbytes
+        if op_moment in self.plan.variants:
+            return problem.variants[op_moment][self.plan.variants[op_moment]].workspace_nbytes
+        return problem.costs[op_moment].workspace_nbytes
 
     def _name(self, storage: int) -> str:
         return repr(self.graph.storages[storage].name)

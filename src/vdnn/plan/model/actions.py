@@ -1,8 +1,8 @@
 """What can be done with a storage between two uses, and a decision to do it.
 
-The one idea: **memory is decided by position, never by timing**. An action names steps: after `leave` the storage gives
-up its bytes on the device, before `back` it is whole again. The runtime frees and fetches at those positions and waits
-if a copy is late, so the peak is a property of the plan whatever the disk or the bus does.
+The one idea: **memory is decided by position, never by timing**. An action names moments: after `leave` the storage
+gives up its bytes on the device, before `back` it is whole again. The runtime frees and fetches at those positions and
+waits if a copy is late, so the peak is a property of the plan whatever the disk or the bus does.
 
 A storage may have several decisions as long as their gaps do not overlap (encoded through one gap, recomputed after
 another). A storage without a decision is kept.
@@ -25,7 +25,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Freed after step `leave`: whoever still names it reads nothing of it but its shape."""
+    """Freed after moment `leave`: whoever still names it reads nothing of it but its shape."""
 
     kind: ClassVar[str] = "drop"
     leave: int
@@ -33,7 +33,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Recompute:
-    """Freed after `leave`; every op that writes it is run again right before step `back`."""
+    """Freed after `leave`; every op that writes it is run again right before moment `back`."""
 
     kind: ClassVar[str] = "recompute"
     leave: int
@@ -86,8 +86,8 @@ class EncodeOffload:
     """Encoded after `leave`, the encoded bytes copied to `tier`, fetched from `fetch` on, decoded before `back` (or
     read as they are from there on, see `Encode`).
 
-    The encoded buffer stays on the device until its copy out is done, which the plan places at step `sent` (freed after
-    it).
+    The encoded buffer stays on the device until its copy out is done, which the plan places at moment `sent` (freed
+    after it).
     """
 
     kind: ClassVar[str] = "encode-offload"

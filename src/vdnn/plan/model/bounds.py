@@ -1,33 +1,33 @@
 """What no plan that moves storages can go below.
 
-Enters: a problem. Leaves: the smallest budget that offloading can meet, and the step that needs it. The one idea: with
-everything away whenever it is unused, a step holds what it uses and what no plan may move, whatever the links do; this
-is SuperNeurons' max over layers (PPoPP 2018, section 3.2) counted in storages, persistent ones included. It is reached:
-the plan that uses every gap to the full has this peak, as long as the slower tiers have room for it.
+Enters: a problem. Leaves: the smallest budget that offloading can meet, and the op that needs it. The one idea: with
+everything away whenever it is unused, a moment holds what it uses and what no plan may move, whatever the links do;
+this is SuperNeurons' max over layers (PPoPP 2018, section 3.2) counted in storages, persistent ones included. It is
+reached: the plan that uses every gap to the full has this peak, as long as the slower tiers have room for it.
 """
 
 from __future__ import annotations
 
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.plan.model.gaps import gaps, step_nbytes, without
+from vdnn.plan.model.gaps import gaps, moment_nbytes, without
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.tier_room import has_slower_tier
 
 
 def minimum_budget(problem: Problem) -> tuple[int, int]:
-    """(bytes, step): the least that a plan of offloads can peak at, and the first step that needs it."""
+    """(bytes, op): the least that a plan of offloads can peak at, and the first op that needs it."""
     if not len(problem.graph):
         return 0, 0
     # Dropping needs no tier: nobody reads the bytes again.
     away = [gap for gap in gaps(problem.graph) if gap.is_last or has_slower_tier(problem.hardware)]
-    nbytes = without(step_nbytes(problem.graph, smallest_costs(problem)), away)
-    step = int(nbytes.argmax())
-    return int(nbytes[step]), step
+    nbytes = without(moment_nbytes(problem.graph, smallest_costs(problem)), away)
+    moment = int(nbytes.argmax())
+    return int(nbytes[moment]), moment
 
 
-def largest_step_nbytes(problem: Problem) -> int:
-    """What no plan at all can go below: the largest step, with everything away or made again that it does not use."""
-    nbytes = without(step_nbytes(problem.graph, smallest_costs(problem)), gaps(problem.graph))
+def largest_op_nbytes(problem: Problem) -> int:
+    """What no plan at all can go below: the largest op, with everything away or made again that it does not use."""
+    nbytes = without(moment_nbytes(problem.graph, smallest_costs(problem)), gaps(problem.graph))
     return int(nbytes.max(initial=0))
 
 
@@ -36,8 +36,8 @@ def smallest_costs(problem: Problem) -> CostTable:
     if not problem.variants:
         return problem.costs
     costs = list(problem.costs.ops)
-    for step, offered in problem.variants.items():
-        costs[step] = min((*offered, costs[step]), key=_workspace_nbytes)
+    for moment, offered in problem.variants.items():
+        costs[moment] = min((*offered, costs[moment]), key=_workspace_nbytes)
     return CostTable(tuple(costs))
 
 

@@ -1,10 +1,10 @@
 """Where a storage could be away: the gaps between its uses.
 
-Enters: a graph. Leaves: one `Gap` per stretch of steps in which a storage that a plan may move is not used, and the
-bytes of every step when nothing moves. The one idea: an op *uses* a storage when it writes a value of it or reads more
-of it than its shape, so a storage that is read for its shape alone may be away meanwhile. With offloads only, every
-instruction around a step holds at most what its op does, so bytes per step are bytes of the plan: `step_nbytes` minus
-what is away is what the simulator finds.
+Enters: a graph. Leaves: one `Gap` per stretch of moments in which a storage that a plan may move is not used, and the
+bytes of every moment when nothing moves. The one idea: an op *uses* a storage when it writes a value of it or reads
+more of it than its shape, so a storage that is read for its shape alone may be away meanwhile. With offloads only,
+every instruction around a moment holds at most what its op does, so bytes per moment are bytes of the plan:
+`moment_nbytes` minus what is away is what the simulator finds.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Bytes = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`storage` is unused after step `leave` and before step `until`, with at least one step in between.
+    """`storage` is unused after moment `leave` and before moment `until`, with at least one moment in between.
 
     `is_last`: nobody uses it from `until` on, which is then the end of its life: it need not come back. `final` is the
-    last step up to `leave` that changed its content: a copy out can start there.
+    last moment up to `leave` that changed its content: a copy out can start there.
     """
 
     storage: int
@@ -37,29 +37,29 @@ class Gap:
     final: int
     is_last: bool = False
 
-    def covers(self, step: int) -> bool:
-        return self.leave < step < self.until
+    def covers(self, moment: int) -> bool:
+        return self.leave < moment < self.until
 
 
 def gaps(graph: Graph, also_used: Mapping[int, Iterable[int]] | None = None) -> tuple[Gap, ...]:
-    """Every gap of every movable storage that has bytes, ordered by storage, then by step.
+    """Every gap of every movable storage that has bytes, ordered by storage, then by moment.
 
-    `also_used`: further steps that use a storage, because something is replayed from it there.
+    `also_used`: further moments that use a storage, because something is replayed from it there.
     """
     used, changed = uses(graph)
     for storage, again in (also_used or {}).items():
         used[storage] = sorted({*used[storage], *again})
     found: list[Gap] = []
     for storage in movable(graph):
-        steps, nbytes, life = used[storage], graph.storages[storage].nbytes, graph.lifetimes[storage]
-        if nbytes == 0 or life is None or not steps:
+        moments, nbytes, life = used[storage], graph.storages[storage].nbytes, graph.lifetimes[storage]
+        if nbytes == 0 or life is None or not moments:
             continue
         changes = set(changed[storage])
-        final = steps[0]
-        for leave, until in zip(steps, [*steps[1:], life.end], strict=True):
+        final = moments[0]
+        for leave, until in zip(moments, [*moments[1:], life.end], strict=True):
             final = leave if leave in changes else final
             if until - leave > 1:
-                found.append(Gap(storage, nbytes, leave, until, final, is_last=leave == steps[-1]))
+                found.append(Gap(storage, nbytes, leave, until, final, is_last=leave == moments[-1]))
     return tuple(found)
 
 
@@ -77,23 +77,23 @@ def movable(graph: Graph) -> tuple[int, ...]:
 
 
 def uses(graph: Graph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-    """Of each storage: the steps that use it, and those that change its content; both ascending, each step once."""
+    """Of each storage: the moments that use it, and those that change its content; both ascending, each moment once."""
     used: dict[int, list[int]] = defaultdict(list)
     changed: dict[int, list[int]] = defaultdict(list)
     storage_of = [value.storage for value in graph.values]
-    for step, op in enumerate(graph.ops):
+    for moment, op in enumerate(graph.ops):
         written = {storage_of[value] for value in op.writes}
         read = {storage_of[read.value] for read in op.reads if read.need not in NO_USE}
         for storage in written | read:
-            used[storage].append(step)
+            used[storage].append(moment)
         if Trait.VIEW not in op.traits:
             for storage in written:
-                changed[storage].append(step)
+                changed[storage].append(moment)
     return used, changed
 
 
-def step_nbytes(graph: Graph, costs: CostTable) -> Bytes:
-    """Device bytes of every step when everything is kept: what is alive, and the op's workspace."""
+def moment_nbytes(graph: Graph, costs: CostTable) -> Bytes:
+    """Device bytes of every moment when everything is kept: what is alive, and the op's workspace."""
     change = np.zeros(len(graph) + 1, dtype=np.int64)
     for storage, life in zip(graph.storages, graph.lifetimes, strict=True):
         if life is not None:
@@ -104,7 +104,7 @@ def step_nbytes(graph: Graph, costs: CostTable) -> Bytes:
 
 
 def without(nbytes: Bytes, away: tuple[Gap, ...] | list[Gap]) -> Bytes:
-    """Bytes of every step when these gaps are used to the full."""
+    """Bytes of every moment when these gaps are used to the full."""
     change = np.zeros(len(nbytes) + 1, dtype=np.int64)
     for gap in away:
         change[gap.leave + 1] -= gap.nbytes

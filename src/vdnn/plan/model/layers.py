@@ -38,12 +38,12 @@ class LayerKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """`step` runs it forward, `backward` is the step of its backward op (None: it has none); `x` is the storage of the
-    map it takes (None: it takes none).
+    """`moment` runs it forward, `backward` is the moment of its backward op (None: it has none); `x` is the storage of
+    the map it takes (None: it takes none).
     """
 
     kind: LayerKind
-    step: int
+    moment: int
     backward: int | None
     x: int | None
 
@@ -53,13 +53,13 @@ def layers(graph: Graph) -> tuple[Layer, ...]:
     readers = _backward_readers(graph)
     taken: set[int] = set()
     found: list[Layer] = []
-    for step in range(graph.num_forward - 1, -1, -1):
-        if graph.ops[step].has(Trait.VIEW):
+    for moment in range(graph.num_forward - 1, -1, -1):
+        if graph.ops[moment].has(Trait.VIEW):
             continue
-        backward = _backward_of(graph, step, readers, taken)
+        backward = _backward_of(graph, moment, readers, taken)
         if backward is not None:
             taken.add(backward)
-        found.append(Layer(kind_of(graph.ops[step]), step, backward, _first_map(graph, graph.ops[step])))
+        found.append(Layer(kind_of(graph.ops[moment]), moment, backward, _first_map(graph, graph.ops[moment])))
     return tuple(reversed(found))
 
 
@@ -89,15 +89,15 @@ def _maps(graph: Graph, values: Iterable[int]) -> list[int]:
 def _backward_readers(graph: Graph) -> dict[int, list[int]]:
     """Of each storage: the backward ops that read it and compute something."""
     readers: dict[int, list[int]] = defaultdict(list)
-    for step in range(graph.num_forward, len(graph)):
-        if not graph.ops[step].has(Trait.VIEW):
-            for storage in _maps(graph, (read.value for read in graph.ops[step].reads)):
-                readers[storage].append(step)
+    for moment in range(graph.num_forward, len(graph)):
+        if not graph.ops[moment].has(Trait.VIEW):
+            for storage in _maps(graph, (read.value for read in graph.ops[moment].reads)):
+                readers[storage].append(moment)
     return readers
 
 
-def _backward_of(graph: Graph, step: int, readers: dict[int, list[int]], taken: set[int]) -> int | None:
-    op = graph.ops[step]
+def _backward_of(graph: Graph, moment: int, readers: dict[int, list[int]], taken: set[int]) -> int | None:
+    op = graph.ops[moment]
     shared: dict[int, int] = defaultdict(int)
     for storage in _maps(graph, (*(read.value for read in op.reads), *op.writes)):
         for reader in readers.get(storage, ()):

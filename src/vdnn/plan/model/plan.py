@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """`variants` maps a step to the position of its chosen alternative among `problem.variants[step]`; a step that is
-    not listed costs what the problem's cost table says. `note` is what the strategy says about the plan as a whole.
-    `bound_s`: no plan of the kinds that the strategy looked at is faster within the budget; None: it did not ask.
-    `made_with` has the versions of the packages that a plan from a file was made with; it is empty for one made here.
+    """`variants` maps a moment to the position of its chosen alternative among `problem.variants[moment]`; a moment
+    that is not listed costs what the problem's cost table says. `note` is what the strategy says about the plan as a
+    whole. `bound_s`: no plan of the kinds that the strategy looked at is faster within the budget; None: it did not
+    ask. `made_with` has the versions of the packages that a plan from a file was made with; it is empty for one made
+    here.
     """
 
     problem: Problem
@@ -41,12 +42,12 @@ class Plan:
 
     @cached_property
     def costs(self) -> CostTable:
-        """What each step costs under this plan."""
+        """What each op costs under this plan."""
         if not self.variants:
             return self.problem.costs
         costs = list(self.problem.costs.ops)
-        for step, chosen in self.variants.items():
-            costs[step] = self.problem.variants[step][chosen]
+        for moment, chosen in self.variants.items():
+            costs[moment] = self.problem.variants[moment][chosen]
         return CostTable(tuple(costs))
 
     @cached_property
@@ -87,7 +88,7 @@ class Plan:
         took = f"step time {format_seconds(self.step_time_s)} (stalls {format_seconds(timeline.stall_s)})"
         took += "" if self.gap is None else f", at most {self.gap:.1%} above the best possible"
         lines = [
-            f"{graph.name}: {self.strategy} on {self.problem.hardware.name}, {len(graph)} steps, {asked}",
+            f"{graph.name}: {self.strategy} on {self.problem.hardware.name}, {len(graph)} ops, {asked}",
             f"peak {format_nbytes(self.peak_nbytes)}, {took}",
             "decisions: "
             + (", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "none, everything is kept"),
@@ -98,11 +99,11 @@ class Plan:
             other_bits = "" if self.problem.is_exact else " (INEXACT: sums in another order)"
             lines.append(f"form of the step: {self.problem.form}{other_bits}")
         if self.variants:
-            most = max(self.costs[step].workspace_nbytes for step in self.variants)
-            lines.append(f"variants chosen for {len(self.variants)} steps, workspace up to {format_nbytes(most)}")
-            inexact = Counter(self.costs[step].variant for step in self.variants if not self.costs[step].exact)
+            most = max(self.costs[moment].workspace_nbytes for moment in self.variants)
+            lines.append(f"variants chosen for {len(self.variants)} ops, workspace up to {format_nbytes(most)}")
+            inexact = Counter(self.costs[moment].variant for moment in self.variants if not self.costs[moment].exact)
             names = ", ".join(f"{count} {variant}" for variant, count in inexact.items())
-            lines += [f"INEXACT: {inexact.total()} steps sum in another order ({names})"] if inexact else []
+            lines += [f"INEXACT: {inexact.total()} ops sum in another order ({names})"] if inexact else []
         return "\n".join([*lines, *([self.note] if self.note else [])])
 
     def save(self, path: str | Path) -> Path:

@@ -22,10 +22,10 @@ EXACT_FORMS = frozenset({"", "convolution backwards split"})
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`budget_nbytes` bounds the device tier at every step, everything included. None: no bound was asked for.
+    """`budget_nbytes` bounds the device tier at every moment, everything included. None: no bound was asked for.
 
-    `variants` maps a step to other ways of computing it, fastest first: the algorithms of a convolution, each with its
-    own time and workspace. A plan picks one; where it picks none, `costs` holds.
+    `variants` maps a moment to other ways of computing it, fastest first: the algorithms of a convolution, each with
+    its own time and workspace. A plan picks one; where it picks none, `costs` holds.
 
     `lossy` names the reduced format that codecs may round values to; None: every bit counts. `density` is the share of
     non-zero elements for which the code of a sparse map gets room. `form` names the form of the step that the graph
@@ -55,9 +55,9 @@ class Problem:
             raise ValueError(f"lossy is one of {', '.join(LOSSY_FORMATS)} or None, not {self.lossy!r}")
         if not 0 < self.density <= 1:
             raise ValueError(f"a density lies above 0 and not above 1, not at {self.density}")
-        for step, offered in self.variants.items():
-            if not 0 <= step < len(self.graph):
-                raise ValueError(f"variants of step {step}, but the graph has steps 0 to {len(self.graph) - 1}")
+        for moment, offered in self.variants.items():
+            if not 0 <= moment < len(self.graph):
+                raise ValueError(f"variants of op {moment}, but the graph has ops 0 to {len(self.graph) - 1}")
             seconds = [cost.seconds for cost in offered]
             if not offered or seconds != sorted(seconds):
-                raise ValueError(f"the variants of step {step} must be some, fastest first, not {seconds}")
+                raise ValueError(f"the variants of op {moment} must be some, fastest first, not {seconds}")

@@ -26,20 +26,20 @@ class Replays:
 
     @cached_property
     def writers(self) -> dict[int, list[int]]:
-        """Of each storage: the forward steps that write a value of it, ascending; views among them."""
+        """Of each storage: the forward ops that write a value of it, ascending; views among them."""
         writers: defaultdict[int, list[int]] = defaultdict(list)
-        for step, op in enumerate(self.graph.ops[: self.graph.num_forward]):
+        for moment, op in enumerate(self.graph.ops[: self.graph.num_forward]):
             for storage in dict.fromkeys(self.graph.values[value].storage for value in op.writes):
-                writers[storage].append(step)
+                writers[storage].append(moment)
         return writers
 
     @cached_property
     def changed(self) -> dict[int, int]:
-        """Of each storage: the last step that changes its content."""
+        """Of each storage: the last op that changes its content."""
         changed: dict[int, int] = {}
-        for step, op in enumerate(self.graph.ops):
+        for moment, op in enumerate(self.graph.ops):
             if not op.has(Trait.VIEW):
-                changed |= {self.graph.values[value].storage: step for value in op.writes}
+                changed |= {self.graph.values[value].storage: moment for value in op.writes}
         return changed
 
     @cached_property
@@ -65,33 +65,33 @@ class Replays:
         if self.changed.get(storage, -1) >= graph.num_forward:  # backward writes over it
             return None
         found: set[int] = set()
-        for step in self.writers[storage]:
-            if not self._may_run_twice(step, storage):
+        for moment in self.writers[storage]:
+            if not self._may_run_twice(moment, storage):
                 return None
-            for read in graph.replayed(step)[0]:
+            for read in graph.replayed(moment)[0]:
                 source = graph.values[read.value].storage
                 if source == storage or read.need in NO_USE:
                     continue
-                if self.changed.get(source, -1) > step:
+                if self.changed.get(source, -1) > moment:
                     return None
                 if graph.storages[source].role not in PERSISTENT_ROLES:
                     found.add(source)
         return frozenset(found)
 
-    def _may_run_twice(self, step: int, storage: int) -> bool:
+    def _may_run_twice(self, moment: int, storage: int) -> bool:
         """Running it changes nothing but `storage`: its other results are fresh and vanish again."""
-        op = self.graph.ops[step]
+        op = self.graph.ops[moment]
         if _NEVER_TWICE & op.traits:
             return False
-        for value in self.graph.replayed(step)[1]:
+        for value in self.graph.replayed(moment)[1]:
             other = self.graph.values[value].storage
-            if other != storage and not self._is_fresh(other, step) and not op.has(Trait.VIEW):
+            if other != storage and not self._is_fresh(other, moment) and not op.has(Trait.VIEW):
                 return False
         return True
 
-    def _is_fresh(self, storage: int, step: int) -> bool:
-        """Whether a step makes a storage anew. A replay then makes another one, even of what the caller holds."""
-        return storage not in self._arriving and self.writers[storage][0] == step
+    def _is_fresh(self, storage: int, moment: int) -> bool:
+        """Whether an op makes a storage anew. A replay then makes another one, even of what the caller holds."""
+        return storage not in self._arriving and self.writers[storage][0] == moment
 
     @cached_property
     def _arriving(self) -> frozenset[int]:

@@ -87,7 +87,7 @@ def _checkpointed(graph: Graph) -> set[int]:
 
 
 def _with_ancestors(cheap: list[int], replays: Replays, can: dict[int, bool]) -> set[int]:
-    """The cheap storages, and those that must exist for a moment to make them again."""
+    """The cheap storages, and those that must exist for a while to make them again."""
     needed, open_ = set(cheap), list(cheap)
     while open_:
         for source in replays.sources(open_.pop()) or ():
@@ -113,8 +113,8 @@ def _connected(needed: set[int], replays: Replays) -> list[list[int]]:
                 leader[find(storage)] = find(source)
     made: dict[int, int] = {}
     for storage in needed:
-        for step in replays.writers[storage]:
-            leader[find(storage)] = find(made.setdefault(step, storage))
+        for moment in replays.writers[storage]:
+            leader[find(storage)] = find(made.setdefault(moment, storage))
     groups: dict[int, list[int]] = {}
     for storage in sorted(needed, key=lambda s: replays.writers[s][0]):
         groups.setdefault(find(storage), []).append(storage)
@@ -131,4 +131,4 @@ def _segment(group: list[int], wanted: dict[int, Stash]) -> Segment:
 def last_uses(graph: Graph, storages: Iterable[int]) -> dict[int, int]:
     """Of each storage: its last use in forward, after which it may be dropped."""
     used, _ = uses(graph)
-    return {s: max(step for step in used[s] if step < graph.num_forward) for s in storages}
+    return {s: max(moment for moment in used[s] if moment < graph.num_forward) for s in storages}

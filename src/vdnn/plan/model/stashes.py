@@ -34,7 +34,7 @@ It is no map, frees nothing, and rounding it would spoil much."""
 
 @dataclass(frozen=True, slots=True)
 class Stash:
-    """A storage that is unused after step `leave` and before step `back`, in which `information` is used again.
+    """A storage that is unused after moment `leave` and before moment `back`, in which `information` is used again.
 
     `back` is None when nobody takes more than its shape. `reads_code`: all later readers can read it encoded.
     `has_zeros`: many elements are expected to be zero. `is_map`: large enough beside its siblings to be what the op is
@@ -60,8 +60,8 @@ def stashes(graph: Graph) -> tuple[Stash, ...]:
     for storage in movable(graph):
         if storage not in stashed or graph.storages[storage].nbytes == 0:
             continue
-        leave = max(step for step in used[storage] if step < graph.num_forward)
-        back = next((step for step in used[storage] if step >= graph.num_forward), None)
+        leave = max(moment for moment in used[storage] if moment < graph.num_forward)
+        back = next((moment for moment in used[storage] if moment >= graph.num_forward), None)
         taken = [read for read in readers[storage] if read.need not in NO_USE]
         information = Information()
         for read in taken:
@@ -80,9 +80,9 @@ def stash_at(
     zeros_and_maps: tuple[Set[int], Set[int]],
 ) -> Stash:
     """The same for any gap of a storage, wherever it lies in the step. `reads` are those of every storage with their
-    steps; a write counts as one of everything.
+    moments; a write counts as one of everything.
     """
-    taken = [r for step, r in reads.get(storage, ()) if step >= until and r.need not in NO_USE]
+    taken = [r for moment, r in reads.get(storage, ()) if moment >= until and r.need not in NO_USE]
     information = Information()
     for read in taken:
         information = information.joined(read.information)

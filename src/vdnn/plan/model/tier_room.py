@@ -1,8 +1,8 @@
-"""How much room the slower tiers have left, step by step.
+"""How much room the slower tiers have left, moment by moment.
 
-Enters: a machine and what is sent where. Leaves: the nearest tier that can take so many bytes over so many steps. The
-one idea: a copy occupies its tier from the step at which it is sent up to the one before which it is back, and a tier
-is full when any step in between is. Tiers that nothing bounds are not counted at all.
+Enters: a machine and what is sent where. Leaves: the nearest tier that can take so many bytes over so many moments. The
+one idea: a copy occupies its tier from the moment at which it is sent up to the one before which it is back, and a tier
+is full when any moment in between is. Tiers that nothing bounds are not counted at all.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def has_slower_tier(hardware: Hardware) -> bool:
 
 
 class Room:
-    """What is taken of each tier at every step. A tier that nothing bounds always has room."""
+    """What is taken of each tier at every moment. A tier that nothing bounds always has room."""
 
-    def __init__(self, hardware: Hardware, num_steps: int) -> None:
+    def __init__(self, hardware: Hardware, num_moments: int) -> None:
         self.tiers = slower_tiers(hardware)
         bounds = {name: hardware.tier(name).nbytes for name in self.tiers}
         self.bounds = {name: nbytes for name, nbytes in bounds.items() if nbytes is not None}
-        self.taken = {name: np.zeros(num_steps, dtype=np.int64) for name in self.bounds}
+        self.taken = {name: np.zeros(num_moments, dtype=np.int64) for name in self.bounds}
 
     def take(self, nbytes: int, sent: int, back: int, tiers: Sequence[str] | None = None) -> str | None:
         """Occupy the first of `tiers` (all, nearest first, unless told) that has room; its name, or None."""

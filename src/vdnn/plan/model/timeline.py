@@ -1,4 +1,4 @@
-"""What happens over one training step: bytes per tier, split by role, at every step, and when each lane is busy.
+"""What happens over one training step: bytes per tier, split by role, at every moment, and when each lane is busy.
 
 One type for both sides: `simulate` makes one from a plan, the runtime makes one from a real step, and the report lays
 them side by side. Lanes are "compute" and one per link direction ("device->host"); an interval carries the position of
@@ -39,13 +39,13 @@ class Lane:
 class Timeline:
     """`nbytes[tier]` has one row per role (in the order of `Role`) and one column per instruction.
 
-    `labels` names the instructions, `steps` the graph step each belongs to. `source` is "simulated" or "measured".
+    `labels` names the instructions, `moments` the graph moment each belongs to. `source` is "simulated" or "measured".
     """
 
     source: str
     device: str
     labels: tuple[str, ...]
-    steps: npt.NDArray[np.int64]
+    moments: npt.NDArray[np.int64]
     nbytes: Mapping[str, Bytes]
     lanes: Mapping[str, Lane] = field(default_factory=dict)
 

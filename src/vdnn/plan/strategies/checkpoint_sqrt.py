@@ -43,22 +43,22 @@ def decisions(graph: Graph) -> tuple[Decision, ...]:
     decided: list[Decision] = []
     for segment in found:
         back = min(stash.back for stash in segment.stashed if stash.back is not None)
-        reason = f"inside a stretch that is made again at step {back}"
+        reason = f"inside a stretch that is made again at op {back}"
         decided += [Decision(storage, Recompute(leave[storage], back), reason) for storage in segment.storages]
     return tuple(decided)
 
 
 def cuts(graph: Graph) -> tuple[int, ...]:
-    """The steps at which a stretch begins, but for the first, ascending."""
+    """The moments at which a stretch begins, but for the first, ascending."""
     final = Replays(graph).changed
     maps = sorted((final[stash.storage], stash.storage) for stash in stashes(graph) if stash.is_map)
     total_nbytes = sum(graph.storages[storage].nbytes for _, storage in maps)
     found: list[int] = []
     since_nbytes = 0
-    for step, storage in maps[:-1]:
+    for moment, storage in maps[:-1]:
         since_nbytes += graph.storages[storage].nbytes
         if since_nbytes * sqrt(len(maps)) >= total_nbytes:
-            found.append(step + 1)
+            found.append(moment + 1)
             since_nbytes = 0
     return tuple(dict.fromkeys(found))
 
@@ -67,8 +67,8 @@ def crossing(graph: Graph, begins: tuple[int, ...]) -> set[int]:
     """Storages that forward uses in more than one stretch, or in the last."""
     used, _ = uses(graph)
     kept: set[int] = set()
-    for storage, steps in used.items():
-        stretches = {bisect_right(begins, step) for step in steps if step < graph.num_forward}
+    for storage, moments in used.items():
+        stretches = {bisect_right(begins, moment) for moment in moments if moment < graph.num_forward}
         if len(stretches) != 1 or len(begins) in stretches:
             kept.add(storage)
     return kept

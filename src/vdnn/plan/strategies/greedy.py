@@ -1,6 +1,6 @@
-"""greedy: at the worst step the cheapest bytes first, of all mechanisms. The yardstick of `auto`.
+"""greedy: at the worst moment the cheapest bytes first, of all mechanisms. The yardstick of `auto`.
 
-The same options as `auto` has (`plan/auto/candidates.py`), chosen without an integer program: at the step that is
+The same options as `auto` has (`plan/auto/candidates.py`), chosen without an integer program: at the moment that is
 furthest over the budget take whatever frees most bytes per second, and look again (`plan/auto/greedy_choice.py`). Where
 that does not fit, offloading alone is the answer.
 """

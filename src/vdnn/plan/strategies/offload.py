@@ -7,13 +7,13 @@ drop one or the other of these rules (vDNN++, Capuchin, Sony's out-of-core train
 
     orders     gaps by what giving them up buys: bytes x time away, time to the next use, bytes. Copies that the link
                cannot hide within the gap come last, storages that nobody uses again first: they cost no copy.
-    choice     per order: give up gaps at the worst step until all steps fit (`offload_choice.py`)
+    choice     per order: give up gaps at the worst moment until all moments fit (`offload_choice.py`)
     windows    lend free memory to copies under way (`offload_windows.py`)
     judge      simulate; of the plans that fit, the fastest
     exchange   while it stalls: do without one of its maps, and see whether others in its place stall less
 
 It meets every budget from `bounds.minimum_budget` on, given room in the slower tiers. Convolutions get the fastest
-algorithm that fits beside what their step cannot do without. Weakness: the choice looks at bytes and spans, not at the
+algorithm that fits beside what their op cannot do without. Weakness: the choice looks at bytes and spans, not at the
 queue of each link, so where links are the bottleneck another set of maps may stall less.
 """
 
@@ -30,7 +30,7 @@ from vdnn.plan.judge.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.bounds import smallest_costs
-from vdnn.plan.model.gaps import Bytes, Gap, gaps, step_nbytes, without
+from vdnn.plan.model.gaps import Bytes, Gap, gaps, moment_nbytes, without
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.tier_room import Room, slower_tiers
@@ -38,8 +38,8 @@ from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
 from vdnn.units import format_seconds
 
-STEPS_OF_EXCHANGE = 30_000  # simulated steps that the exchange may take: well under a second
-STEPS_OF_JUDGING = 50_000  # beyond them the first plan that fits is the answer: a simulated step costs 20 us
+MOMENTS_OF_EXCHANGE = 30_000  # simulated ops that the exchange may take: well under a second
+MOMENTS_OF_JUDGING = 50_000  # beyond them the first plan that fits is the answer: a simulated op costs 20 us
 GOOD_ENOUGH = 1e-3  # of the step time: stalls below it are not worth another plan
 NO_STALL = 1e-9  # relative: below what adding a million floats may lose
 
@@ -72,7 +72,7 @@ def beside(kept: Plan) -> Plan:
     best: Plan | None = None
     for tried, plan in enumerate(ground.proposals(), start=1):
         best = plan if best is None else _faster(best, plan)
-        if not _stalls(best) or tried * len(problem.graph) > STEPS_OF_JUDGING:
+        if not _stalls(best) or tried * len(problem.graph) > MOMENTS_OF_JUDGING:
             return best
     if best is None:
         raise infeasible(
@@ -91,37 +91,37 @@ def _stalls(plan: Plan) -> bool:
 
 
 def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
-    """(storage, step of the next use): which gap each copy of the plan goes through."""
+    """(storage, moment of the next use): which gap each copy of the plan goes through."""
     return [(d.storage, d.action.back) for d in plan.decisions if isinstance(d.action, Offload)]
 
 
-def least_per_step(kept: Plan) -> Bytes:
-    """Device bytes of every step beside a plan's decisions when everything else is away whenever it is unused."""
+def least_per_moment(kept: Plan) -> Bytes:
+    """Device bytes of every moment beside a plan's decisions when everything else is away whenever it is unused."""
     ground = _Ground(kept)
     return without(ground.nbytes, ground.gaps)
 
 
 def replay_uses(plan: Plan) -> dict[int, set[int]]:
-    """Storage -> the steps at which something is replayed from it."""
+    """Storage -> the moments at which something is replayed from it."""
     graph = plan.problem.graph
     used: dict[int, set[int]] = {}
     for instruction in plan.program if plan.decisions else ():
         if instruction.kind is Kind.REPLAY:
             for read in graph.replayed(instruction.op)[0]:
-                used.setdefault(graph.values[read.value].storage, set()).add(instruction.step)
+                used.setdefault(graph.values[read.value].storage, set()).add(instruction.moment)
     return used
 
 
-def largest_per_step(plan: Plan) -> Bytes:
-    """Device bytes of every step: of its instructions, the one that holds most."""
+def largest_per_moment(plan: Plan) -> Bytes:
+    """Device bytes of every moment: of its instructions, the one that holds most."""
     nbytes = np.zeros(len(plan.problem.graph), dtype=np.int64)
-    np.maximum.at(nbytes, plan.timeline.steps, plan.timeline.total())
+    np.maximum.at(nbytes, plan.timeline.moments, plan.timeline.total())
     return nbytes
 
 
 class _Ground:
-    """What all proposals start from: gaps with their seconds, and the bytes of every step when nothing more moves than
-    the decisions of `kept` say."""
+    """What all proposals start from: gaps with their seconds, and the bytes of every moment when nothing more moves
+    than the decisions of `kept` say."""
 
     def __init__(self, kept: Plan) -> None:
         problem, fixed = kept.problem, kept.decisions
@@ -138,7 +138,7 @@ class _Ground:
         self.variants = self._variants()
         # The plan itself where it can be: it knows its program and its timeline already.
         self.base = kept if self.variants == kept.variants else replace(kept, variants=self.variants)
-        self.nbytes = largest_per_step(self.base) if fixed else step_nbytes(problem.graph, self.base.costs)
+        self.nbytes = largest_per_moment(self.base) if fixed else moment_nbytes(problem.graph, self.base.costs)
         self.elapsed_s = np.concatenate([[0.0], np.cumsum([cost.seconds for cost in self.base.costs.ops])])
 
     def proposals(self) -> Iterator[Plan]:
@@ -160,7 +160,7 @@ class _Ground:
 
     def exchanged(self, best: Plan) -> Plan:
         """Do without one map after the other, the largest first, as long as another set of maps stalls less."""
-        order, trials = self.order(SCORES[0]), STEPS_OF_EXCHANGE // (len(self.problem.graph) + 1)
+        order, trials = self.order(SCORES[0]), MOMENTS_OF_EXCHANGE // (len(self.problem.graph) + 1)
         shunned: set[tuple[int, int]] = set()
         untried = sorted(_gap_keys(best), key=lambda key: -self.problem.graph.storages[key[0]].nbytes)
         for _ in range(trials):
@@ -229,7 +229,7 @@ class _Ground:
         return self.written([*windows(copied, away, self.budget_nbytes), *dropped])
 
     def written(self, used: Sequence[Window]) -> Plan:
-        """Ordered by return: of copies back that start at one step, the one that is used first goes first."""
+        """Ordered by return: of copies back that start at one moment, the one that is used first goes first."""
         decisions = [self.decision(window) for window in sorted(used, key=lambda w: (w.choice.gap.until, w.leave))]
         return replace(self.base, decisions=(*self.fixed, *decisions))
 
@@ -243,17 +243,17 @@ class _Ground:
         return Decision(gap.storage, Offload(tier, window.leave, window.fetch, gap.until), reason)
 
     def _variants(self) -> dict[int, int]:
-        """The fastest algorithm that fits beside what its step cannot do without; where tiers are bounded nobody knows
+        """The fastest algorithm that fits beside what its op cannot do without; where tiers are bounded nobody knows
         yet what that is, and it is the one with the least workspace.
         """
         costs = smallest_costs(self.problem)
-        needed: Bytes = without(step_nbytes(self.problem.graph, costs), self.gaps)
+        needed: Bytes = without(moment_nbytes(self.problem.graph, costs), self.gaps)
         chosen: dict[int, int] = {}
-        for step, offered in self.problem.variants.items():
-            least_nbytes = costs[step].workspace_nbytes
-            spare_nbytes = 0 if self.is_bounded else max(self.budget_nbytes - int(needed[step]), 0)
+        for moment, offered in self.problem.variants.items():
+            least_nbytes = costs[moment].workspace_nbytes
+            spare_nbytes = 0 if self.is_bounded else max(self.budget_nbytes - int(needed[moment]), 0)
             fitting = (k for k, cost in enumerate(offered) if cost.workspace_nbytes <= least_nbytes + spare_nbytes)
             fastest = next(fitting, None)
             if fastest is not None:  # else the cost table's own needs less than all that is offered
-                chosen[step] = fastest
+                chosen[moment] = fastest
         return chosen

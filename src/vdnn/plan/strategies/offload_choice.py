@@ -1,9 +1,9 @@
-"""Which gaps `offload` uses: the smallest set that brings every step within the budget.
+"""Which gaps `offload` uses: the smallest set that brings every moment within the budget.
 
-Enters: gaps in the order in which they would be given up, the bytes of every step, a budget. Leaves: the chosen ones,
+Enters: gaps in the order in which they would be given up, the bytes of every moment, a budget. Leaves: the chosen ones,
 each with its tier (None: it is dropped, nobody uses it again). The one idea: gaps nest (first out, last back), so few
-steps bind. Take the worst step, give up gaps over it in order until it fits, look for the worst step again; what turned
-out not to be needed is taken back.
+moments bind. Take the worst moment, give up gaps over it in order until it fits, look for the worst moment again; what
+turned out not to be needed is taken back.
 
 Where tiers are bounded the order in which they fill matters, and a choice made for one budget could fail where another
 would not. `exhaust` therefore goes gap by gap in a sequence that does not depend on the budget: a larger budget stops
@@ -30,30 +30,30 @@ class Choice:
 
 
 def choose(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> list[Choice] | None:
-    """A small set of gaps under which every step fits, or None when this order finds none."""
+    """A small set of gaps under which every moment fits, or None when this order finds none."""
     taken, fits = _give_up(order, nbytes, budget_nbytes, room, at_once=True)
     return taken if fits else None
 
 
 def exhaust(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> tuple[list[Choice], bool]:
-    """Gap by gap until every step fits (True) or nothing more can be given up at the worst step (False)."""
+    """Gap by gap until every moment fits (True) or nothing more can be given up at the worst moment (False)."""
     return _give_up(order, nbytes, budget_nbytes, room, at_once=False)
 
 
 def _give_up(
     order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room, *, at_once: bool
 ) -> tuple[list[Choice], bool]:
-    """What was given up, and whether every step fits then. `at_once`: all that the worst step needs before the next
-    step is looked at; else one gap, and the worst step is looked for again.
+    """What was given up, and whether every moment fits then. `at_once`: all that the worst moment needs before the next
+    moment is looked at; else one gap, and the worst moment is looked for again.
     """
     level = nbytes.copy()
     leave = np.array([gap.leave for gap in order], dtype=np.int64)
     until = np.array([gap.until for gap in order], dtype=np.int64)
     is_free = np.ones(len(order), dtype=np.bool_)
     taken: list[Choice] = []
-    step = int(level.argmax())
-    while level[step] > budget_nbytes:
-        covering = is_free & (leave < step) & (step < until)
+    moment = int(level.argmax())
+    while level[moment] > budget_nbytes:
+        covering = is_free & (leave < moment) & (moment < until)
         if not covering.any():
             return taken, False
         for k in np.flatnonzero(covering).tolist() if at_once else [int(covering.argmax())]:
@@ -64,9 +64,9 @@ def _give_up(
                 continue  # no tier has room for it, now or later
             taken.append(Choice(gap, tier))
             level[gap.leave + 1 : gap.until] -= gap.nbytes
-            if level[step] <= budget_nbytes:
+            if level[moment] <= budget_nbytes:
                 break
-        step = int(level.argmax())
+        moment = int(level.argmax())
     return taken, True
 
 

@@ -1,8 +1,8 @@
 """When the chosen maps of `offload` leave and return: as late and as early as free memory allows.
 
-Enters: chosen gaps, the bytes of every step with all of them away, a budget. Leaves: a `Window` per gap that is still
+Enters: chosen gaps, the bytes of every moment with all of them away, a budget. Leaves: a `Window` per gap that is still
 needed. The one idea: whatever the budget leaves free is lent to maps whose copies are under way. Going forward through
-the steps, a map that should be gone may linger until its bytes are wanted, and then the one whose copy out started
+the moments, a map that should be gone may linger until its bytes are wanted, and then the one whose copy out started
 first goes first, because it is done first. Going backward, a map may return as soon as its bytes are free from there
 on, and when they are not, the one that is used last waits. Both sweeps see one map at a time and cost one pass each.
 
@@ -25,7 +25,7 @@ from vdnn.plan.strategies.offload_choice import Choice
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`choice` leaves after step `leave` and is fetched before step `fetch`."""
+    """`choice` leaves after moment `leave` and is fetched before moment `fetch`."""
 
     choice: Choice
     leave: int
@@ -33,7 +33,7 @@ class Window:
 
 
 def windows(chosen: Sequence[Choice], nbytes_away: Bytes, budget_nbytes: int) -> list[Window]:
-    """The widest windows that keep every step within the budget."""
+    """The widest windows that keep every moment within the budget."""
     leaves = _linger(chosen, nbytes_away, budget_nbytes)
     level = nbytes_away + _residence(
         chosen, {k: (chosen[k].gap.leave, leave) for k, leave in leaves.items()}, nbytes_away
@@ -43,7 +43,7 @@ def windows(chosen: Sequence[Choice], nbytes_away: Bytes, budget_nbytes: int) ->
 
 
 def _linger(chosen: Sequence[Choice], level: Bytes, budget_nbytes: int) -> dict[int, int]:
-    """Choice -> the step after which it leaves. One that never has to leave is not listed."""
+    """Choice -> the moment after which it leaves. One that never has to leave is not listed."""
     sent = _sent(chosen)
     begins: defaultdict[int, list[int]] = defaultdict(list)
     ends: defaultdict[int, list[int]] = defaultdict(list)
@@ -54,24 +54,24 @@ def _linger(chosen: Sequence[Choice], level: Bytes, budget_nbytes: int) -> dict[
     lingering: list[tuple[int, int, int]] = []  # a heap: the copy that started first is done first
     stayed: set[int] = set()
     lent = 0
-    for step, nbytes in enumerate(level.tolist()):
-        for k in ends.get(step, ()):
+    for moment, nbytes in enumerate(level.tolist()):
+        for k in ends.get(moment, ()):
             if k not in leaves:
                 stayed.add(k)
                 lent -= chosen[k].gap.nbytes
-        for k in begins.get(step, ()):
+        for k in begins.get(moment, ()):
             heappush(lingering, (sent[k], chosen[k].gap.leave, k))
             lent += chosen[k].gap.nbytes
         while nbytes + lent > budget_nbytes and lingering:
             k = heappop(lingering)[2]
             if k not in stayed:
-                leaves[k] = step - 1
+                leaves[k] = moment - 1
                 lent -= chosen[k].gap.nbytes
     return leaves
 
 
 def _return_early(chosen: Sequence[Choice], leaves: dict[int, int], level: Bytes, budget_nbytes: int) -> dict[int, int]:
-    """Choice -> the step before which it is fetched. One that can be there all along is not listed."""
+    """Choice -> the moment before which it is fetched. One that can be there all along is not listed."""
     begins: defaultdict[int, list[int]] = defaultdict(list)
     ends: defaultdict[int, list[int]] = defaultdict(list)
     for k, leave in leaves.items():
@@ -81,18 +81,18 @@ def _return_early(chosen: Sequence[Choice], leaves: dict[int, int], level: Bytes
     early: list[tuple[int, int]] = []  # a heap: what is used last can wait longest
     stayed: set[int] = set()
     lent = 0
-    for step in range(len(level) - 1, -1, -1):
-        for k in begins.get(step, ()):
+    for moment in range(len(level) - 1, -1, -1):
+        for k in begins.get(moment, ()):
             if k not in fetches:
                 stayed.add(k)
                 lent -= chosen[k].gap.nbytes
-        for k in ends.get(step, ()):
+        for k in ends.get(moment, ()):
             heappush(early, (-chosen[k].gap.until, k))
             lent += chosen[k].gap.nbytes
-        while int(level[step]) + lent > budget_nbytes and early:
+        while int(level[moment]) + lent > budget_nbytes and early:
             k = heappop(early)[1]
             if k not in stayed:
-                fetches[k] = step + 1
+                fetches[k] = moment + 1
                 lent -= chosen[k].gap.nbytes
     return fetches
 
@@ -111,7 +111,7 @@ def _sent(chosen: Sequence[Choice]) -> list[int]:
 
 
 def _residence(chosen: Sequence[Choice], stays: dict[int, tuple[int, int]], like: Bytes) -> Bytes:
-    """Bytes of every step of maps that stay on after one step and through another."""
+    """Bytes of every moment of maps that stay on after one moment and through another."""
     change = np.zeros(len(like) + 1, dtype=np.int64)
     for k, choice in enumerate(chosen):
         first, last = stays.get(k, (choice.gap.leave, choice.gap.until - 1))  # not listed: it stays all along

@@ -3,14 +3,14 @@ Dynamic GPU Memory Management for Training Deep Neural Networks", PPoPP 2018, se
 
 Every storage of a segment (`plan/model/segments.py`) is dropped after its last use in forward.
 
-    speed   the first backward step that needs any of a segment makes all of it again, and it stays until its last use:
+    speed   the first backward op that needs any of a segment makes all of it again, and it stays until its last use:
             k replays for k layers, and all of the segment's maps at once
-    memory  every backward step that needs some of a segment makes just those again, from the checkpoint; what the next
-            such step needs too stays, the rest is dropped at once: k (k + 1) / 2 replays, and one layer's maps
-    cost    speed where its memory is within l_peak, the largest need of any single step, and memory elsewhere: the peak
+    memory  every backward op that needs some of a segment makes just those again, from the checkpoint; what the next
+            such op needs too stays, the rest is dropped at once: k (k + 1) / 2 replays, and one layer's maps
+    cost    speed where its memory is within l_peak, the largest need of any single op, and memory elsewhere: the peak
             of the second for nearly the replays of the first
 
-    cost of speed = maps of the segment + what the backward step of its last layer needs     compared with l_peak
+    cost of speed = maps of the segment + what the backward op of its last layer needs     compared with l_peak
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class Ground:
 
     @cached_property
     def uses(self) -> dict[int, list[int]]:
-        """Of each storage: the backward steps that read more than its shape."""
+        """Of each storage: the backward ops that read more than its shape."""
         used, _ = uses(self.problem.graph)
         first = self.problem.graph.num_forward
-        return {storage: [step for step in steps if step >= first] for storage, steps in used.items()}
+        return {storage: [moment for moment in moments if moment >= first] for storage, moments in used.items()}
 
     @cached_property
     def l_peak(self) -> int:
@@ -81,11 +81,11 @@ class Ground:
         return tuple(d for segment in (self.segments if chosen is None else chosen) for d in policy(self, segment))
 
     def wanted(self, segment: Segment) -> dict[int, set[int]]:
-        """Backward step -> the members of the segment that it uses."""
+        """Backward op -> the members of the segment that it uses."""
         wanted: dict[int, set[int]] = {}
         for stash in segment.stashed:
-            for step in self.uses[stash.storage]:
-                wanted.setdefault(step, set()).add(stash.storage)
+            for moment in self.uses[stash.storage]:
+                wanted.setdefault(moment, set()).add(stash.storage)
         return wanted
 
     def speed_nbytes(self, segment: Segment) -> int:
@@ -94,31 +94,31 @@ class Ground:
         return maps + needed_nbytes(self.problem, self._backward_of_last_layer(segment))
 
     def _backward_of_last_layer(self, segment: Segment) -> int:
-        """The first backward step of the module that made the segment's last map; else the first that uses a member."""
+        """The first backward op of the module that made the segment's last map; else the first that uses a member."""
         ops, wanted = self.problem.graph.ops, sorted(self.wanted(segment))
         last = max(segment.stashed, key=lambda stash: stash.leave).storage
         made_in = ops[self.replays.writers[last][0]].module
-        return next((step for step in wanted if ops[step].module == made_in), wanted[0])
+        return next((moment for moment in wanted if ops[moment].module == made_in), wanted[0])
 
 
 def speed_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
     back = min(stash.back for stash in segment.stashed if stash.back is not None)
     for storage in segment.storages:
-        reason = f"its segment is made again at once, at step {back}"
+        reason = f"its segment is made again at once, at op {back}"
         yield Decision(storage, Recompute(ground.leave[storage], back), reason)
 
 
 def memory_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
-    """Step by step: what is there stays, what is missing is made again with what it is made from."""
+    """Op by op: what is there stays, what is missing is made again with what it is made from."""
     wanted, members = ground.wanted(segment), set(segment.storages)
     away_since = {storage: ground.leave[storage] for storage in members}
     there: set[int] = set()
-    for step, next_step in pairwise([*sorted(wanted), -1]):
-        missing = _chain(wanted[step] - there, there, members, ground.replays)
+    for moment, next_moment in pairwise([*sorted(wanted), -1]):
+        missing = _chain(wanted[moment] - there, there, members, ground.replays)
         for storage in missing:
-            yield Decision(storage, Recompute(away_since[storage], step), f"made again for step {step} alone")
-        away_since |= dict.fromkeys((*missing, *wanted[step]), step)
-        there = (there | wanted[step]) & wanted.get(next_step, set())
+            yield Decision(storage, Recompute(away_since[storage], moment), f"made again for op {moment} alone")
+        away_since |= dict.fromkeys((*missing, *wanted[moment]), moment)
+        there = (there | wanted[moment]) & wanted.get(next_moment, set())
 
 
 def cost_aware(ground: Ground, segment: Segment) -> Iterator[Decision]:
@@ -127,18 +127,18 @@ def cost_aware(ground: Ground, segment: Segment) -> Iterator[Decision]:
 
 
 def l_peak(problem: Problem) -> int:
-    """The most that any single step needs, parameters and their like left out: no plan of whole ops goes below it."""
-    return max((needed_nbytes(problem, step) for step in range(len(problem.graph))), default=0)
+    """The most that any single op needs, parameters and their like left out: no plan of whole ops goes below it."""
+    return max((needed_nbytes(problem, moment) for moment in range(len(problem.graph))), default=0)
 
 
-def needed_nbytes(problem: Problem, step: int) -> int:
-    """What one step reads and writes, and its workspace."""
-    graph, op = problem.graph, problem.graph.ops[step]
+def needed_nbytes(problem: Problem, moment: int) -> int:
+    """What one op reads and writes, and its workspace."""
+    graph, op = problem.graph, problem.graph.ops[moment]
     touched = {graph.values[read.value].storage for read in op.reads if read.need not in NO_USE}
     touched |= {graph.values[value].storage for value in op.writes}
     regulated = (graph.storages[storage] for storage in touched)
     maps = sum(storage.nbytes for storage in regulated if storage.role not in PERSISTENT_ROLES)
-    return maps + problem.costs[step].workspace_nbytes
+    return maps + problem.costs[moment].workspace_nbytes
 
 
 def _chain(missing: set[int], there: set[int], members: set[int], replays: Replays) -> list[int]:

@@ -2,7 +2,7 @@
 
 Liveness is what every plan has. Cheap layers are dropped and made again, segment by segment, by the cost-aware rule of
 `recompute.py`; what is not recomputed (outputs of convolutions and other checkpoints) is copied to a slower tier and
-fetched ahead of its use. Together the peak comes down to the largest need of a single step, l_peak in the paper, here
+fetched ahead of its use. Together the peak comes down to the largest need of a single op, l_peak in the paper, here
 `bounds.minimum_budget`: with parameters, workspaces and all.
 
 Where we leave the paper: copies are made only as far as the budget asks for (its tensor cache has the same aim), by the
@@ -23,12 +23,12 @@ from vdnn.plan.model.bounds import minimum_budget
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.segments import Segment
-from vdnn.plan.strategies.offload import beside, keeping, least_per_step
+from vdnn.plan.strategies.offload import beside, keeping, least_per_moment
 from vdnn.plan.strategies.recompute import Ground, cost_aware
 
 NAME = "superneurons"
 
-Steps = npt.NDArray[np.int64]
+Moments = npt.NDArray[np.int64]
 
 
 def solve(problem: Problem) -> Plan:
@@ -52,14 +52,14 @@ def _within(problem: Problem, budget_nbytes: int) -> Plan:
     ground = Ground(problem)
     chosen = ground.segments
     kept = keeping(problem, NAME, ground.decisions(cost_aware, chosen))
-    while chosen and (over := np.flatnonzero(least_per_step(kept) > budget_nbytes)).size:
+    while chosen and (over := np.flatnonzero(least_per_moment(kept) > budget_nbytes)).size:
         chosen = _without_those_at(ground, over, chosen)
         kept = keeping(problem, NAME, ground.decisions(cost_aware, chosen))
     return beside(kept)
 
 
-def _without_those_at(ground: Ground, over: Steps, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Without the segments that are there again at steps that need too much; at least without the nearest."""
+def _without_those_at(ground: Ground, over: Moments, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Without the segments that are there again at moments that need too much; at least without the nearest."""
     spans = [_span(segment, ground) for segment in chosen]
     there = {k for k, (first, last) in enumerate(spans) if ((over >= first) & (over <= last)).any()}
     if not there:
@@ -68,6 +68,6 @@ def _without_those_at(ground: Ground, over: Steps, chosen: Sequence[Segment]) ->
 
 
 def _span(segment: Segment, ground: Ground) -> tuple[int, int]:
-    """From the step at which a segment is made again to its last use."""
-    steps = ground.wanted(segment)
-    return min(steps), max(steps)
+    """From the moment at which a segment is made again to its last use."""
+    moments = ground.wanted(segment)
+    return min(moments), max(moments)

@@ -57,24 +57,25 @@ def _trials(feasible: Plan) -> Iterator[tuple[int, str, Plan | None]]:
 
 
 def _downgraded(feasible: Plan, offloads: tuple[Decision, ...]) -> Plan | None:
-    """Each convolution with the fastest algorithm whose workspace still fits at its step; None: not even the last does.
+    """Each convolution with the fastest algorithm whose workspace still fits at its moment; None: not even the last
+    does.
 
-    A step's other bytes follow from the decisions alone, so the choice at one step does not touch the next.
+    A moment's other bytes follow from the decisions alone, so the choice at one moment does not touch the next.
     """
     problem = feasible.problem
     bare = replace(feasible, decisions=offloads, variants=variants(problem, MEMORY_OPTIMAL))
     timeline, chosen = bare.timeline, dict(bare.variants)
     peaks: dict[int, int] = {}
-    for step, nbytes in zip(timeline.steps.tolist(), timeline.total().tolist(), strict=True):
-        peaks[step] = max(peaks.get(step, 0), nbytes)
-    for step, offered in problem.variants.items():
-        others_nbytes = peaks[step] - offered[chosen[step]].workspace_nbytes
+    for moment, nbytes in zip(timeline.moments.tolist(), timeline.total().tolist(), strict=True):
+        peaks[moment] = max(peaks.get(moment, 0), nbytes)
+    for moment, offered in problem.variants.items():
+        others_nbytes = peaks[moment] - offered[chosen[moment]].workspace_nbytes
         room_nbytes = (problem.budget_nbytes or 0) - others_nbytes
         fitting = (k for k, cost in enumerate(offered) if cost.workspace_nbytes <= room_nbytes)
         fastest = next(fitting, None)
         if fastest is None:
             return None
-        chosen[step] = fastest
+        chosen[moment] = fastest
     return replace(bare, variants=chosen)
 
 

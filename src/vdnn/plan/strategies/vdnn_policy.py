@@ -38,7 +38,7 @@ CONV_LAYERS = frozenset({LayerKind.CONV})
 FEATURE_EXTRACTION_LAYERS = frozenset({LayerKind.CONV, LayerKind.POOL})
 
 Windows = dict[int, tuple[int, int]]
-"""Layer -> (step before which its X is fetched, step before which it is whole)."""
+"""Layer -> (moment before which its X is fetched, moment before which it is whole)."""
 
 
 def static_plan(problem: Problem, strategy: str, offloading: frozenset[LayerKind], algorithms: str) -> Plan:
@@ -59,8 +59,8 @@ def variants(problem: Problem, algorithms: str) -> dict[int, int]:
     if algorithms == PERFORMANCE_OPTIMAL:
         return dict.fromkeys(problem.variants, 0)
     return {
-        step: min(range(len(offered)), key=lambda k: offered[k].workspace_nbytes)
-        for step, offered in problem.variants.items()
+        moment: min(range(len(offered)), key=lambda k: offered[k].workspace_nbytes)
+        for moment, offered in problem.variants.items()
     }
 
 
@@ -77,7 +77,7 @@ def decisions(problem: Problem, offloading: frozenset[LayerKind]) -> tuple[Decis
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """A map that leaves: its last use in forward, its first in backward (None: backward reads its shape at most), and
-    the step that made it final.
+    the moment that made it final.
     """
 
     storage: int
@@ -96,9 +96,9 @@ def offloaded_maps(graph: Graph, network: Sequence[Layer], offloading: frozenset
     for storage, index in sorted(owner.items(), key=lambda item: item[1]):
         if storage is None or index == last:
             continue
-        leave = max(step for step in used[storage] if step < graph.num_forward)
-        needed = next((step for step in used[storage] if step >= graph.num_forward), None)
-        final = max(step for step in changed[storage] if step <= leave)
+        leave = max(moment for moment in used[storage] if moment < graph.num_forward)
+        needed = next((moment for moment in used[storage] if moment >= graph.num_forward), None)
+        final = max(moment for moment in changed[storage] if moment <= leave)
         found[index] = Leaving(storage, leave, needed, final)
     return found
 
@@ -110,13 +110,13 @@ def prefetch_windows(network: Sequence[Layer], leaving: dict[int, Leaving]) -> W
     on_demand = deque(sorted((x.needed, k) for k, x in leaving.items() if x.needed is not None))
     prefetched = {k for k, x in leaving.items() if x.needed is None}  # nothing to fetch
     windows: Windows = {}
-    for position, (step, current) in enumerate(order):
-        while on_demand and on_demand[0][0] <= step:  # used by now, so it was fetched there at the latest
+    for position, (moment, current) in enumerate(order):
+        while on_demand and on_demand[0][0] <= moment:  # used by now, so it was fetched there at the latest
             prefetched.add(on_demand.popleft()[1])
         found = find_prefetch_layer(network, stops, leaving, prefetched, current)
         if found is not None:
             prefetched.add(found)
-            windows[found] = (step, order[position + 1][0] if position + 1 < len(order) else step + 1)
+            windows[found] = (moment, order[position + 1][0] if position + 1 < len(order) else moment + 1)
     return windows
 
 
@@ -144,7 +144,7 @@ def _decision(
     problem: Problem, network: Sequence[Layer], index: int, x: Leaving, window: tuple[int, int] | None, room: Room
 ) -> Decision | None:
     ops = problem.graph.ops
-    what = f"X of {network[index].kind} {ops[network[index].step].name}"
+    what = f"X of {network[index].kind} {ops[network[index].moment].name}"
     if x.needed is None:
         return Decision(x.storage, Drop(x.leave), f"{what}; backward reads its shape at most")
     fetch, back = (x.needed, x.needed) if window is None else (window[0], min(window[1], x.needed))

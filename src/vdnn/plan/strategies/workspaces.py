@@ -1,8 +1,8 @@
-"""Workspaces that take what is free: each step is computed in the fastest way that its free bytes allow.
+"""Workspaces that take what is free: each op is computed in the fastest way that its free bytes allow.
 
-Enters: a problem and the name of a strategy, or a finished plan. Leaves: a plan with a variant chosen for every step
+Enters: a problem and the name of a strategy, or a finished plan. Leaves: a plan with a variant chosen for every op
 that offers some. SuperNeurons (PPoPP 2018, section 3.5) puts tensors first and gives workspaces what is left. So do we:
-strategies plan with the smallest workspace of every step, and what their plan leaves free then buys speed. The one
+strategies plan with the smallest workspace of every op, and what their plan leaves free then buys speed. The one
 idea: a workspace exists at its own instruction only, so the choices do not touch each other.
 
 Strategies of the vDNN paper name the algorithms themselves; theirs stay.
@@ -34,21 +34,21 @@ def solve_with_workspaces(problem: Problem, strategy: str) -> Plan:
 
 
 def fitting_variants(plan: Plan) -> Plan:
-    """The plan with the fastest variant at every step that keeps it within its budget; where there is none, within the
+    """The plan with the fastest variant at every op that keeps it within its budget; where there is none, within the
     peak that the plan has."""
     bound_nbytes = plan.problem.budget_nbytes
     free = free_nbytes(plan, plan.peak_nbytes if bound_nbytes is None else bound_nbytes)
     chosen = {
-        step: next(
-            (k for k, cost in enumerate(offered) if cost.workspace_nbytes <= free[step]), plan.variants.get(step)
+        moment: next(
+            (k for k, cost in enumerate(offered) if cost.workspace_nbytes <= free[moment]), plan.variants.get(moment)
         )
-        for step, offered in plan.problem.variants.items()
+        for moment, offered in plan.problem.variants.items()
     }
-    return replace(plan, variants={step: k for step, k in chosen.items() if k is not None})
+    return replace(plan, variants={moment: k for moment, k in chosen.items() if k is not None})
 
 
 def free_nbytes(plan: Plan, bound_nbytes: int) -> dict[int, int]:
-    """Of each step: the bytes that a workspace may take, whenever the step's op runs, be it again in backward."""
+    """Of each op: the bytes that a workspace may take, whenever the op's op runs, be it again in backward."""
     total = plan.timeline.total()
     free: dict[int, int] = {}
     for position, instruction in enumerate(schedule(plan)):
@@ -60,23 +60,23 @@ def free_nbytes(plan: Plan, bound_nbytes: int) -> dict[int, int]:
 
 def exact_only(problem: Problem) -> Problem:
     """The same problem without variants that change bits."""
-    exact = {step: tuple(cost for cost in offered if cost.exact) for step, offered in problem.variants.items()}
-    return replace(problem, variants={step: offered for step, offered in exact.items() if offered})
+    exact = {moment: tuple(cost for cost in offered if cost.exact) for moment, offered in problem.variants.items()}
+    return replace(problem, variants={moment: offered for moment, offered in exact.items() if offered})
 
 
-def inexact_steps(plan: Plan) -> dict[int, OpCost]:
-    """The steps that a plan has computed in a way that changes bits."""
-    return {step: plan.costs[step] for step in plan.variants if not plan.costs[step].exact}
+def inexact_ops(plan: Plan) -> dict[int, OpCost]:
+    """The ops that a plan has computed in a way that changes bits."""
+    return {moment: plan.costs[moment] for moment in plan.variants if not plan.costs[moment].exact}
 
 
 def smallest_variants(problem: Problem) -> dict[int, int]:
-    """For every step the alternative with the least workspace; none where the cost table's own has less."""
+    """For every op the alternative with the least workspace; none where the cost table's own has less."""
     least = {
-        step: min(range(len(offered)), key=lambda k: offered[k].workspace_nbytes)
-        for step, offered in problem.variants.items()
+        moment: min(range(len(offered)), key=lambda k: offered[k].workspace_nbytes)
+        for moment, offered in problem.variants.items()
     }
     return {
-        step: k
-        for step, k in least.items()
-        if problem.variants[step][k].workspace_nbytes <= problem.costs[step].workspace_nbytes
+        moment: k
+        for moment, k in least.items()
+        if problem.variants[moment][k].workspace_nbytes <= problem.costs[moment].workspace_nbytes
     }

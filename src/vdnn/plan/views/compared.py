@@ -69,10 +69,10 @@ def by_budget(
         found.append(row(f"{share}%", int(Fraction(share, 100) * oracle.peak_nbytes)))
         yield found[-1]
     found.append(row("minimum", 0))
-    yield _least(found, row, step_nbytes=max(1, oracle.peak_nbytes // 100))
+    yield _least(found, row, resolution_nbytes=max(1, oracle.peak_nbytes // 100))
 
 
-def _least(found: list[Row], row: Callable[[str, int], Row], step_nbytes: int) -> Row:
+def _least(found: list[Row], row: Callable[[str, int], Row], resolution_nbytes: int) -> Row:
     """Bisect between the smallest budget that is met, or that was said to be enough, and the largest that is not."""
     enough = [r.budget_nbytes if r.figures else r.minimum_nbytes for r in found]
     known = min(nbytes for nbytes in enough if nbytes is not None)
@@ -80,7 +80,7 @@ def _least(found: list[Row], row: Callable[[str, int], Row], step_nbytes: int) -
     fails = max(
         (r.budget_nbytes or 0 for r in found if r.figures is None and (r.budget_nbytes or 0) < known), default=0
     )
-    while best.figures is not None and (best.budget_nbytes or 0) - fails > step_nbytes:
+    while best.figures is not None and (best.budget_nbytes or 0) - fails > resolution_nbytes:
         middle = row("minimum", ((best.budget_nbytes or 0) + fails) // 2)
         best, fails = (middle, fails) if middle.figures is not None else (best, middle.budget_nbytes or 0)
     return best

@@ -25,7 +25,7 @@ class Line:
     """One instruction. `nbytes` is the size of what it is about, `device_nbytes` all that is on the device while it
     runs. `reason` stands where a storage leaves, and is empty elsewhere."""
 
-    step: int
+    moment: int
     phase: str
     kind: str
     what: str
@@ -72,8 +72,8 @@ class _Teller:
     def line(self, instruction: Instruction, device_nbytes: int, is_peak: bool) -> Line:
         has_op = instruction.op >= 0
         return Line(
-            step=instruction.step,
-            phase=str(self.graph.ops[instruction.step].phase),
+            moment=instruction.moment,
+            phase=str(self.graph.ops[instruction.moment].phase),
             kind=str(instruction.kind),
             what=self.words[instruction.kind](instruction),
             module=self.graph.ops[instruction.op].module if has_op else self.modules.get(instruction.storage, ""),
@@ -124,19 +124,19 @@ class _Teller:
     def _leave(self, instruction: Instruction) -> str:
         match self.plan.decisions[instruction.decision].action:
             case Offload(tier=tier, back=back):
-                return f"{self._name(instruction)} leaves for {tier}, back for step {back}"
+                return f"{self._name(instruction)} leaves for {tier}, back for op {back}"
             case EncodeOffload(tier=tier, back=back):
-                return f"code of {self._name(instruction)} leaves for {tier}, back for step {back}"
+                return f"code of {self._name(instruction)} leaves for {tier}, back for op {back}"
             case Recompute(back=back):
-                return f"{self._name(instruction)} is dropped, made again for step {back}"
+                return f"{self._name(instruction)} is dropped, made again for op {back}"
             case Drop():
                 return f"{self._name(instruction)} is dropped for good"
             case action:
                 raise AssertionError(f"{action.kind} does not leave")
 
     def _fetch(self, instruction: Instruction) -> str:
-        back = getattr(self.plan.decisions[instruction.decision].action, "back", instruction.step)
-        return f"{self._name(instruction)} returns from {self._tier(instruction)} for step {back}"
+        back = getattr(self.plan.decisions[instruction.decision].action, "back", instruction.moment)
+        return f"{self._name(instruction)} returns from {self._tier(instruction)} for op {back}"
 
     def _arrive(self, instruction: Instruction) -> str:
         return f"{self._name(instruction)} is back"
@@ -144,7 +144,7 @@ class _Teller:
     def _encode(self, instruction: Instruction) -> str:
         action = self.plan.decisions[instruction.decision].action
         assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no codec"
-        until = f"read as it is from step {action.back}" if action.direct else f"decoded for step {action.back}"
+        until = f"read as it is from op {action.back}" if action.direct else f"decoded for op {action.back}"
         return f"{self._name(instruction)} becomes {format_nbytes(action.nbytes)} of {action.codec}, {until}"
 
     def _decode(self, instruction: Instruction) -> str:

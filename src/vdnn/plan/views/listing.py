@@ -1,7 +1,7 @@
 """The plan as an annotated program, storage by storage: what golden tests compare.
 
 Enters: a plan. Leaves: text with a header and one line per thing an op makes: where it stands in the model, what it is,
-its size, what happens to it and why. The step that reaches the peak is marked. The reasons are the decisions' own;
+its size, what happens to it and why. The op that reaches the peak is marked. The reasons are the decisions' own;
 nothing is made up here. `explained.py` tells the same plan instruction by instruction.
 """
 
@@ -17,7 +17,7 @@ from vdnn.units import format_nbytes
 
 
 class _Line(NamedTuple):
-    step: int
+    moment: int
     module: str
     made: str
     size: str
@@ -29,15 +29,15 @@ def listing(plan: Plan) -> str:
     """The whole program, one line per storage an op makes (or per op that makes none)."""
     lines = list(_lines(plan))
     widths = [max((len(line[column]) for line in lines), default=0) for column in range(1, 5)]  # type: ignore[arg-type]
-    peak_step = int(plan.timeline.steps[plan.timeline.peak_at]) if lines else -1
+    peak_moment = int(plan.timeline.moments[plan.timeline.peak_at]) if lines else -1
     text = [f"# {line}" for line in str(plan).splitlines()]
     phase = None
     for position, line in enumerate(lines):
-        if plan.problem.graph.ops[line.step].phase is not phase:
-            phase = plan.problem.graph.ops[line.step].phase
+        if plan.problem.graph.ops[line.moment].phase is not phase:
+            phase = plan.problem.graph.ops[line.moment].phase
             text.append(f"{phase}:")
-        is_last_of_peak = line.step == peak_step and (
-            position + 1 == len(lines) or lines[position + 1].step != peak_step
+        is_last_of_peak = line.moment == peak_moment and (
+            position + 1 == len(lines) or lines[position + 1].moment != peak_moment
         )
         text.append(_rendered(line, widths, f"<-- peak {format_nbytes(plan.peak_nbytes)}" if is_last_of_peak else ""))
     return "\n".join(text) + "\n"
@@ -46,7 +46,7 @@ def listing(plan: Plan) -> str:
 def _rendered(line: _Line, widths: list[int], mark: str) -> str:
     module, made, size, action = widths
     reason = f"# {line.reason}" if line.reason else ""
-    left = f"{line.step:>6}  {line.module:<{module}}  {line.made:<{made}}"
+    left = f"{line.moment:>6}  {line.module:<{module}}  {line.made:<{made}}"
     row = f"{left}  {line.size:>{size}}  {line.action:<{action}}  {reason}"
     return f"{row.rstrip()}  {mark}".rstrip()
 
@@ -58,7 +58,7 @@ def _lines(plan: Plan) -> Iterator[_Line]:
         decided.setdefault(decision.storage, []).append(decision)
     stashed = set(graph.stashed)
     exists = {graph.values[value].storage for value in (*graph.inputs, *graph.tangents)}
-    for step, op in enumerate(graph.ops):
+    for moment, op in enumerate(graph.ops):
         call = f"{op.target}({', '.join(graph.values[read.value].name for read in op.reads)})"
         born = dict.fromkeys(graph.values[value].storage for value in op.writes)
         fresh = [storage for storage in born if storage not in exists]
@@ -68,9 +68,9 @@ def _lines(plan: Plan) -> Iterator[_Line]:
             action = "; ".join(_action(d.action) for d in decisions) or ("keep" if storage in stashed else "")
             reason = "; ".join(dict.fromkeys(d.reason for d in decisions if d.reason))
             block = graph.storages[storage]
-            yield _Line(step, op.module, f"{block.name} = {call}", format_nbytes(block.nbytes), action, reason)
+            yield _Line(moment, op.module, f"{block.name} = {call}", format_nbytes(block.nbytes), action, reason)
         if not fresh:
-            yield _Line(step, op.module, _without_new_storage(graph, op, call), "", "", "")
+            yield _Line(moment, op.module, _without_new_storage(graph, op, call), "", "", "")
 
 
 def _without_new_storage(graph: Graph, op: Op, call: str) -> str:
@@ -83,7 +83,7 @@ def _without_new_storage(graph: Graph, op: Op, call: str) -> str:
 
 
 def _action(action: Action) -> str:
-    """The action with its positions: `offload host 2..7` leaves after step 2 and is whole before step 7."""
+    """The action with its positions: `offload host 2..7` leaves after moment 2 and is whole before moment 7."""
     match action:
         case Keep():
             return "keep"

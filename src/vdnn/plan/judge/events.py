@@ -1,7 +1,7 @@
 """What a walk through a plan leaves behind, and the peak read from it. Part of `validate.py`, apart from the simulator.
 
-Enters: moments in order, each with what must be on the device during it. Leaves: the most bytes of any moment. The one
-idea: liveness analysis backwards. From the end, a storage is alive from the last moment that touches it up to the one
+Enters: events in order, each with what must be on the device during it. Leaves: the most bytes of any event. The one
+idea: liveness analysis backwards. From the end, a storage is alive from the last event that touches it up to the one
 at which it begins; the simulator comes to the same number forwards.
 """
 
@@ -17,28 +17,28 @@ Key = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class Event:
     """One thing that happens: what must be on the device, what of that begins here, and bytes that exist only now."""
 
-    step: int
+    moment: int
     touches: tuple[Key, ...]
     begins: tuple[Key, ...] = ()
     passing_nbytes: int = 0
 
 
-def peak(plan: Plan, moments: list[Moment]) -> tuple[int, int]:
-    """The most bytes of any moment, and its step."""
+def peak(plan: Plan, events: list[Event]) -> tuple[int, int]:
+    """The most bytes of any event, and its moment."""
     graph = plan.problem.graph
     alive: set[Key] = {("plain", graph.values[value].storage) for value in (*graph.inputs, *graph.held)}
     total = sum(key_nbytes(plan, key) for key in alive)
     most = (0, 0)
-    for moment in reversed(moments):
-        arriving = {*moment.touches, *moment.begins} - alive
+    for event in reversed(events):
+        arriving = {*event.touches, *event.begins} - alive
         alive |= arriving
         total += sum(key_nbytes(plan, key) for key in arriving)
-        if total + moment.passing_nbytes >= most[0]:  # of equals, the earliest
-            most = (total + moment.passing_nbytes, moment.step)
-        for key in moment.begins:
+        if total + event.passing_nbytes >= most[0]:  # of equals, the earliest
+            most = (total + event.passing_nbytes, event.moment)
+        for key in event.begins:
             alive.remove(key)
             total -= key_nbytes(plan, key)
     return most
