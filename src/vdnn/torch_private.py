@@ -28,6 +28,7 @@ from torch.utils import _python_dispatch, _pytree
 
 if TYPE_CHECKING:
     from torch._dynamo.backends.common import aot_autograd as aot_autograd
+    from torch._dynamo.convert_frame import compile_lock as compile_lock
     from torch._dynamo.exc import BackendCompilerFailed as BackendCompilerFailed
     from torch._dynamo.exc import TorchDynamoException as TorchDynamoException
     from torch._functorch.aot_autograd import aot_compile_joint_with_descriptors as aot_compile_joint_with_descriptors
@@ -42,6 +43,8 @@ HEAVY = {
     "aot_autograd": "torch._dynamo.backends.common",
     "aot_compile_joint_with_descriptors": "torch._functorch.aot_autograd",
     "aot_export_joint_with_descriptors": "torch._functorch.aot_autograd",
+    # Who traces: all of PyTorch's compilers take it, and it is reentrant. Public: none.
+    "compile_lock": "torch._dynamo.convert_frame",
     # What a call of a compiled model may raise. `torch.compiler` names none of them.
     "BackendCompilerFailed": "torch._dynamo.exc",
     "TorchDynamoException": "torch._dynamo.exc",

@@ -9,6 +9,13 @@ Dropout has a version of our own, which is eager's formula: the fused form that 
 differently, and the tracer's stand-in for its backward returns other strides than the op. So do some other stand-ins,
 which return the kernels' strides here (`_LAYOUTS`).
 
+Note: [One trace at a time]
+The tables that are patched here belong to the process, and so do the modules that a trace changes (`export.py`). Two
+threads that traced at once could save each other's patches for the original and put them back for good. So a trace
+holds a lock from its first patch to its last. It is PyTorch's own compile lock: a thread that compiles for itself waits
+too, and who comes from Dynamo has it already, so that no two threads wait for each other. A trace inside a trace finds
+the patches in place: the outermost puts them in and takes them out.
+
 Two exceptions keep their Python version: ops whose C++ version reads tensor values (`one_hot`), which a trace cannot,
 and fused recurrent layers, which are judged where they are met (`export.py`, Note [Fused recurrent layers]).
 """
@@ -16,7 +23,7 @@ and fused recurrent layers, which are judged where they are met (`export.py`, No
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
@@ -28,6 +35,7 @@ from vdnn.errors import InexactTrace
 from vdnn.torch_private import (
     FakeTensorMode,
     OpOverload,
+    compile_lock,
     decomposition_table,
     forget_dispatch,
     functorch_config,
@@ -195,8 +203,27 @@ def _random_numbers_are_drawn() -> Iterator[None]:
         side_effectful_functions.difference_update(added)
 
 
+class _Traces:
+    """How many run inside each other. Who holds the lock may read and write it."""
+
+    num_open = 0
+
+
 @contextmanager
 def eager_kernels() -> Iterator[None]:
+    """While open, this thread traces alone, and what it traces are eager's kernels. Note: [One trace at a time]"""
+    with compile_lock, ExitStack() as patches:
+        if _Traces.num_open == 0:
+            patches.enter_context(_patched())
+        _Traces.num_open += 1
+        try:
+            yield
+        finally:
+            _Traces.num_open -= 1
+
+
+@contextmanager
+def _patched() -> Iterator[None]:
     """Set the Python versions aside, and put them back. Meanwhile backward is traced outside autocast, and nothing that
     draws random numbers is removed."""
     replaced: dict[tuple[Any, torch.DispatchKey], Callable[..., Any] | None] = {

@@ -11,6 +11,7 @@ refused where the traced program would differ from the eager one (Note [Fused re
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from vdnn.torch_private import (
     FakeTensorMode,
     aot_export_joint_with_descriptors,
     backward_hooks,
+    compile_lock,
     compiled_call,
     own_buffers,
     set_compiled_call,
@@ -48,6 +50,7 @@ def export_joint(
     if exact:
         _refuse_backward_hooks(module)
     try:
+        stack.enter_context(compile_lock)  # Note: [One trace at a time]
         stack.enter_context(_tensors_stay(module))
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(eager_kernels())
@@ -75,20 +78,22 @@ def fake_step(
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """While open, the module's parameters and buffers are fake tensors on `device`; yields the arguments as fake ones
     too."""
-    mode = _fake_mode_in((*args, *kwargs.values(), *module.parameters(), *module.buffers())) or FakeTensorMode()
+    with compile_lock, _tensors_stay(module):  # Note: [One trace at a time]
+        everything = (*args, *kwargs.values(), *module.parameters(), *module.buffers())
+        fake = functools.partial(_fake, _fake_mode_in(everything) or FakeTensorMode(), device)
+        state = {name: fake(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+        with with_tensors(module, state, tie_weights=True):
+            yield tree_map(fake, (tuple(args), dict(kwargs)))
 
-    def fake(leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        with mode:
-            like = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
-        like.requires_grad_(leaf.requires_grad)
-        return nn.Parameter(like, requires_grad=leaf.requires_grad) if isinstance(leaf, nn.Parameter) else like
 
-    state = {name: fake(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
-    fake_args, fake_kwargs = tree_map(fake, (tuple(args), dict(kwargs)))
-    with _tensors_stay(module), with_tensors(module, state, tie_weights=True):
-        yield fake_args, fake_kwargs
+def _fake(mode: FakeTensorMode, device: str, leaf: Any) -> Any:
+    """A fake tensor of the same layout; anything else as it is."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    with mode:
+        like = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
+    like.requires_grad_(leaf.requires_grad)
+    return nn.Parameter(like, requires_grad=leaf.requires_grad) if isinstance(leaf, nn.Parameter) else like
 
 
 @contextlib.contextmanager
