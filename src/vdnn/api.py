@@ -13,8 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 import torch
 from torch import nn
@@ -27,9 +26,8 @@ from vdnn.compile.session import Session
 from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
-from vdnn.options import Options
+from vdnn.options import Options, PlanOptions, RunOptions, TierOptions, check_names
 from vdnn.plan.model.plan import Plan
-from vdnn.plan.model.problem import DENSITY
 from vdnn.report.record import Report
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.torch_private import compiled_call, plain_call, set_compiled_call
@@ -38,26 +36,7 @@ from vdnn.units import parse_nbytes
 Model = TypeVar("Model", bound=Callable[..., Any])
 
 
-def virtualize(
-    model: Model,
-    sample: Any = None,
-    *,
-    budget: int | str | None = None,
-    strategy: str | None = None,
-    lossy: str | None = None,
-    exact: bool = True,
-    optimizer: str | None = None,
-    plan: str | Path | Plan | None = None,
-    compiler: str = "eager",
-    fullgraph: bool = False,
-    device: str | Hardware | None = None,
-    costs: str | None = None,
-    host_budget: int | str | None = None,
-    disk_budget: int | str | None = None,
-    spill_dir: str | None = None,
-    density: float = DENSITY,
-    progress: Callable[[int, int], None] | None = None,
-) -> Model:
+def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **options: Unpack[RunOptions]) -> Model:
     """The same model, trained inside `budget` bytes with the same gradients.
 
     A module comes back as another object of its class that shares all parameters, buffers and submodules with it; the
@@ -94,23 +73,8 @@ def virtualize(
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
     if not isinstance(model, nn.Module) and model in shared_runtime().sessions:
         model = model.__wrapped__  # type: ignore[attr-defined]  # virtualized before: start again from the plain function
-    options = Options(
-        budget=budget,
-        strategy=strategy,
-        device=device,
-        costs=costs,
-        host_budget=host_budget,
-        disk_budget=disk_budget,
-        spill_dir=spill_dir,
-        lossy=lossy,
-        exact=exact,
-        optimizer=optimizer,
-        plan=plan,
-        compiler=compiler,
-        density=density,
-        progress=progress,
-    )
-    session = Session(name_of(model), options)
+    check_names(options, RunOptions, "virtualize")
+    session = Session(name_of(model), Options(**options))
     if isinstance(model, nn.Module):
         virtual: Any = copy.copy(model)
         plain: Callable[..., Any] = plain_call(virtual)
@@ -143,36 +107,19 @@ def plan(
     model: Callable[..., Any],
     args: Any,
     kwargs: Mapping[str, Any] | None = None,
-    *,
-    budget: int | str | None = None,
-    device: str | Hardware | None = None,
-    strategy: str | None = None,
-    lossy: str | None = None,
-    exact: bool = True,
-    density: float = DENSITY,
-    optimizer: str | None = None,
-    costs: str | None = "roofline",
-    progress: Callable[[int, int], None] | None = None,
+    **options: Unpack[PlanOptions],
 ) -> Plan:
     """What one training step of `model` would do on `device`, without running or allocating it.
 
     `model` is a module (the loss is outside: its output's gradient arrives as an input) or a function with the loss
-    inside.
+    inside. Of the options of `virtualize` it takes those that shape a plan. Nothing is measured unless
+    `costs="measured"` asks for it.
     """
     if not callable(model):
         raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
-    options = Options(
-        budget=budget,
-        strategy=strategy,
-        lossy=lossy,
-        exact=exact,
-        density=density,
-        device=device,
-        optimizer=optimizer,
-        costs=costs,
-        progress=progress,
-    ).on_known_hardware()
-    return plan_of(model, args, kwargs or {}, options)
+    check_names(options, PlanOptions, "plan")
+    options.setdefault("costs", "roofline")
+    return plan_of(model, args, kwargs or {}, Options(**options).on_known_hardware())
 
 
 def report(model: Any) -> Report:
@@ -187,9 +134,7 @@ def tensor_cache(
     encode: bool = True,
     over_budget: str = "raise",
     device: str | Hardware | None = None,
-    host_budget: int | str | None = None,
-    disk_budget: int | str | None = None,
-    spill_dir: str | None = None,
+    **options: Unpack[TierOptions],
 ) -> TensorCache:
     """A context in which eager training stays within `budget` bytes, with the same gradients.
 
@@ -203,7 +148,8 @@ def tensor_cache(
     """
     if over_budget not in ("raise", "warn"):
         raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
-    hardware = Options(device=device, host_budget=host_budget, disk_budget=disk_budget, spill_dir=spill_dir).hardware
+    check_names(options, TierOptions, "tensor_cache")
+    hardware = Options(device=device, **options).hardware
     accelerator = torch.accelerator.current_accelerator()
     tiers = [tier.name for tier in hardware.tiers[1:]]
     if accelerator is not None and "host" not in tiers:
@@ -211,7 +157,7 @@ def tensor_cache(
     return TensorCache(
         parse_nbytes(budget),
         tiers,
-        functools.partial(shared_runtime().transfers, hardware, spill_dir, accelerator or "cpu"),
+        functools.partial(shared_runtime().transfers, hardware, options.get("spill_dir"), accelerator or "cpu"),
         policy=policy,
         encode=encode,
         over_budget=over_budget,

@@ -1,84 +1,132 @@
-"""What a user may ask of a virtualized model or a plan, checked at once and in one place.
+"""What a user may ask of a virtualized model or a plan: declared, described and checked here, and nowhere else.
 
-Enters: keyword arguments of `vdnn.virtualize` and `vdnn.plan`, or the options of `torch.compile(..., backend="vdnn")`.
-Leaves: a frozen `Options`, with what was left open chosen by what was said.
+Enters: keyword arguments of `vdnn.virtualize`, `vdnn.plan` and `vdnn.fit`, the options of `torch.compile(...,
+backend="vdnn")`, or those of a subcommand. Leaves: a frozen `Options`, with what was left open chosen by what was said.
+
+To add an option, give `Options` a field with its text, and the same name and type to one of the typed keyword arguments
+below it. Functions take the latter (PEP 692); a test holds the two equal. A subcommand names the fields it takes, and
+`cli/arguments.py` makes its options of them. torch is imported only when this machine has to be looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from vdnn.calibrate.this_machine import this_machine
 from vdnn.codecs import LOSSY_FORMATS
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.presets import preset
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import parse_share
+from vdnn.plan.model.optimizer_state import OPTIMIZERS, optimizer_named
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import DENSITY
-from vdnn.torch_private import without_modes
+from vdnn.plan.strategies import strategy_named
 from vdnn.units import parse_nbytes
+
+COMPILERS = ("eager", "inductor")
+COSTS = ("roofline", "measured")
+
+Amount = int | str
+"""Bytes, or text such as "12GiB"."""
+
+
+def described(text: str, *, metavar: str = "", switch: str = "") -> Mapping[str, str]:
+    """What Python users and `--help` read of a field. On the command line its value is shown as `metavar`; a truth has
+    the `switch` that turns it off; what has neither is for Python alone."""
+    return {"text": text, "metavar": metavar, "switch": switch}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    budget: int | str | None = None
-    """What the peak of a training step stays within: bytes, "12GiB", or a share of the peak that keeping everything
-    has, "45%". None: no bound."""
+    budget: Amount | None = field(
+        default=None,
+        metadata=described(
+            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound.",
+            metavar="BYTES",
+        ),
+    )
+    strategy: str | None = field(
+        default=None,
+        metadata=described(
+            "Who decides: auto, offload, recompute-cost, superneurons, gist, keep-all and more; `vdnn compare` shows"
+            " all. Default: auto with a budget, else keep-all (gist with --lossy).",
+            metavar="NAME",
+        ),
+    )
+    device: str | Hardware | None = field(
+        default=None,
+        metadata=described("A hardware preset such as titan-x or a100. Default: this machine.", metavar="NAME"),
+    )
+    plan: str | Path | Plan | None = field(
+        default=None, metadata=described("Follow this saved plan instead of making one.", metavar="FILE")
+    )
+    """It brings its strategy, what may be rounded and, unless one is given, its budget. A plan of another model is
+    refused with what differs."""
 
-    strategy: str | None = None
-    """The name of a planning strategy. None: "auto" with a budget; without one "gist" where a lossy format is allowed,
-    else "keep-all"."""
+    optimizer: str | None = field(
+        default=None, metadata=described(f"Count its state: {', '.join(OPTIMIZERS)}.", metavar="NAME")
+    )
+    lossy: str | None = field(
+        default=None,
+        metadata=described(
+            "Round feature maps between forward and backward: fp16, bf16, fp10 or fp8. Default: every bit is kept.",
+            metavar="FORMAT",
+        ),
+    )
+    """Gradients are then approximate, and the report says by how much."""
 
-    device: str | Hardware | None = None
-    """The machine to plan for: a preset's name or a description. None: this machine."""
+    exact: bool = field(
+        default=True,
+        metadata=described(
+            "Let sums be added in another order where that is faster or smaller: in convolutions, or with the largest"
+            " ops or the whole step in chunks of the batch. Gradients differ in the last bits.",
+            switch="--inexact",
+        ),
+    )
+    """The text is about False. The report says where sums were added in another order."""
 
-    plan: str | Path | Plan | None = None
-    """A plan made before, or the file that it was saved in: followed instead of making a new one, or refused with what
-    differs when it is of another model. It brings its strategy, what may be rounded and, unless one is given, its
-    budget."""
+    costs: str | None = field(
+        default=None,
+        metadata=described(
+            "How ops' times and workspaces are known: roofline, or measured on this machine. Where no default is shown:"
+            " measured for a budget on this machine, else roofline.",
+            metavar="HOW",
+        ),
+    )
+    """A roofline knows the machine's speeds and no workspaces. Measuring runs each distinct op once and remembers."""
 
-    optimizer: str | None = None
-    """Whose state is counted into the memory of the step: "adam", "momentum", ... None: nobody's."""
+    density: float = field(
+        default=DENSITY,
+        metadata=described(
+            "The share of non-zero elements for which a sparse map's encoding gets room. A map that turns out denser"
+            " stays whole without a budget and goes to a slower tier with one.",
+        ),
+    )
+    compiler: str = field(
+        default="eager",
+        metadata=described(
+            "What computes the ops between two moves of the plan: eager, PyTorch's own kernels one by one, to the last"
+            " bit; or inductor, kernels that TorchInductor fuses of several, where they keep to the plan's bytes.",
+        ),
+    )
+    """Each fused kernel is held to 1e-5 of eager mode; results differ by the order of sums."""
 
-    lossy: str | None = None
-    """The format that feature maps may be rounded to between forward and backward: "fp16", "bf16", "fp10" or "fp8".
-    Gradients are then approximate, and the report says by how much. None: every bit is kept."""
+    host_budget: Amount | None = field(
+        default=None, metadata=described("Host memory that an accelerator's feature maps may take. Default: all.")
+    )
+    disk_budget: Amount | None = field(
+        default=None, metadata=described("Disk that feature maps may take. Default: all.", metavar="BYTES")
+    )
+    spill_dir: str | None = field(default=None, metadata=described("Where feature maps go on disk.", metavar="DIR"))
+    """A private file is made there. None: VDNN_DISK_DIR, or the system's place for large temporary files."""
 
-    density: float = DENSITY
-    """The share of non-zero elements for which a sparse map's code gets room. A map that turns out denser stays whole
-    without a budget and goes to a slower tier with one."""
-
-    exact: bool = True
-    """Whether ops are computed only in ways that keep every bit. With False, convolutions may also sum in another
-    order, and the batch may be run in chunks, where that is faster or needs less memory; the report says so."""
-
-    compiler: str = "eager"
-    """What computes the ops between two moves of the plan: "eager", PyTorch's own kernels one by one, to the last bit;
-    or "inductor", kernels that TorchInductor fuses of several, where they keep to the plan's bytes. Each is held to
-    1e-5 of eager mode; results differ by the order of sums."""
-
-    costs: str | None = None
-    """How the time and workspace of ops are known: "roofline" (from the machine's speeds, no workspace) or "measured"
-    (each distinct op is run once on this machine, and remembered). None: "measured" where a budget is to be kept on
-    this machine, because workspaces count; else "roofline"."""
-
-    host_budget: int | str | None = None
-    """Bytes of host memory that an accelerator's feature maps may take."""
-
-    disk_budget: int | str | None = None
-    """Bytes of disk that feature maps may take. None: what is free."""
-
-    spill_dir: str | None = None
-    """Where the private file of the disk tier is made. None: VDNN_DISK_DIR, or the system's place for large temporary
-    files."""
-
-    progress: Callable[[int, int], None] | None = None
-    """Called with (done, total) while ops are measured."""
+    progress: Callable[[int, int], None] | None = field(
+        default=None, metadata=described("Called with (done, total) while ops are measured.")
+    )
 
     def __post_init__(self) -> None:
         if self.budget is not None and parse_share(self.budget) is None:
@@ -89,6 +137,8 @@ class Options:
         if self.plan is not None and not (self.strategy is None and self.lossy is None):
             given = "strategy" if self.strategy is not None else "lossy"
             raise InvalidInput(f"a saved plan has its own {given}: leave out {given}={getattr(self, given)!r} or plan=")
+        strategy_named(self.chosen_strategy)
+        optimizer_named(self.optimizer)
         if self.lossy is not None and self.lossy not in LOSSY_FORMATS:
             raise InvalidInput(f"lossy is one of {', '.join(LOSSY_FORMATS)}, or None for exact; not {self.lossy!r}")
         if self.lossy is not None and not self.chosen_strategy.startswith(("gist", "auto")):
@@ -100,9 +150,9 @@ class Options:
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
         if not isinstance(self.exact, bool):
             raise InvalidInput(f"exact is True or False, not {self.exact!r}")
-        if self.compiler not in ("eager", "inductor"):
+        if self.compiler not in COMPILERS:
             raise InvalidInput(f"compiler is 'eager' or 'inductor', not {self.compiler!r}")
-        if self.costs not in (None, "roofline", "measured"):
+        if self.costs not in (None, *COSTS):
             raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
         if self.costs == "measured" and isinstance(self.device, str):
             raise InvalidInput(
@@ -122,14 +172,13 @@ class Options:
     def chosen_costs(self) -> str:
         if self.costs is not None:
             return self.costs  # known: nothing has to be measured now, in the middle of a trace
-        here = self.device is None or (isinstance(self.device, Hardware) and self.device.name == this_machine().name)
+        here = self.device is None or (isinstance(self.device, Hardware) and self.device.name == _this_machine().name)
         return "measured" if self.budget is not None and here else "roofline"
 
     @property
     def hardware(self) -> Hardware:
-        with without_modes():  # measuring this machine needs real tensors
-            machine = this_machine() if self.device is None else self.device
-            machine = preset(machine) if isinstance(machine, str) else machine
+        machine = _this_machine() if self.device is None else self.device
+        machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}
         return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
 
@@ -144,7 +193,7 @@ class Options:
         return replace(asked, device=asked.hardware, costs=asked.chosen_costs)
 
     @classmethod
-    def parse(cls, options: dict[str, Any]) -> Options:
+    def parse(cls, options: Mapping[str, Any]) -> Options:
         """From a dictionary, as `torch.compile(..., options=...)` hands it over."""
         known = set(cls.__dataclass_fields__)
         unknown = sorted(set(options) - known)
@@ -153,7 +202,50 @@ class Options:
         return cls(**options)
 
 
-def _bounded(tier: Tier, bound: int | str | None) -> Tier:
+class TierOptions(TypedDict, total=False):
+    """How much the slower tiers hold, and where."""
+
+    host_budget: Amount | None
+    disk_budget: Amount | None
+    spill_dir: str | None
+
+
+class PlanOptions(TypedDict, total=False):
+    """What a plan is made from."""
+
+    budget: Amount | None
+    strategy: str | None
+    device: str | Hardware | None
+    optimizer: str | None
+    lossy: str | None
+    exact: bool
+    costs: str | None
+    density: float
+    progress: Callable[[int, int], None] | None
+
+
+class RunOptions(PlanOptions, TierOptions, total=False):
+    """What a model is virtualized with: every field of `Options`."""
+
+    plan: str | Path | Plan | None
+    compiler: str
+
+
+def check_names(given: Iterable[str], known: type, function: str) -> None:
+    """What Python does by itself where a function lists its keyword arguments one by one."""
+    unknown = sorted(set(given) - set(known.__annotations__))
+    if unknown:
+        names = ", ".join(sorted(known.__annotations__))
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}. Its options: {names}")
+
+
+def _this_machine() -> Hardware:
+    from vdnn.calibrate.this_machine import this_machine  # imports torch, for which `vdnn --help` does not wait
+
+    return this_machine()
+
+
+def _bounded(tier: Tier, bound: Amount | None) -> Tier:
     if bound is None:
         return tier
     nbytes = parse_nbytes(bound)

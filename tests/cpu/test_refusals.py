@@ -40,6 +40,25 @@ def test_fullgraph_refuses_a_break_with_its_file_and_line() -> None:
         virtual(images())
 
 
+@pytest.mark.parametrize("asked", [{"strategy": "magic"}, {"optimizer": "lion"}, {"lossy": "fp4"}], ids=str)
+def test_a_name_that_does_not_exist_is_refused_before_anything_is_captured(asked: Any) -> None:
+    (name,) = asked.values()
+    for capture in (vdnn.virtualize, lambda model, **asked: vdnn.plan(model, (images(),), **asked)):
+        with pytest.raises(InvalidInput, match=f"{name}"):
+            capture(LooksAtValues(), **asked)
+
+
+def test_an_option_that_a_function_does_not_take_is_refused_with_those_it_does() -> None:
+    for call in (
+        lambda: vdnn.virtualize(ConvNet(), budgets="1GiB"),  # type: ignore[call-arg]
+        lambda: vdnn.plan(ConvNet(), (images(),), compiler="inductor"),  # type: ignore[call-arg]
+        lambda: vdnn.fit(ConvNet, images, spill_dir="/tmp"),  # type: ignore[call-arg]
+        lambda: vdnn.tensor_cache("1GiB", strategy="auto"),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(TypeError, match=r"got an unexpected keyword argument '\w+'\. Its options: .*budget"):
+            call()
+
+
 def test_a_step_that_looks_at_values_has_no_single_graph_ahead_of_time() -> None:
     with pytest.raises(CaptureFailed, match=r"could not capture LooksAtValues(?s:.*)without a sample"):
         virtualize(LooksAtValues(), sample=(images(),))

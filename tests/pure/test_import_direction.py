@@ -42,6 +42,7 @@ MAY_IMPORT = {
     "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine
 }
 NEVER_TORCH = (
+    "options",
     "ir",
     "units",
     "errors",

@@ -16,11 +16,13 @@ from vdnn.calibrate.machine_speeds import THOROUGH, Instruments, Measurements, T
 from vdnn.hardware.device import Hardware
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
+from vdnn.torch_private import without_modes
 
 
 def this_machine() -> Hardware:
-    """Remembered, or measured now."""
-    return detect.this_machine(INSTRUMENTS)
+    """Remembered, or measured now: with real tensors, also in the middle of a trace."""
+    with without_modes():
+        return detect.this_machine(INSTRUMENTS)
 
 
 def measure_this_machine(directory: str | os.PathLike[str], sizes: TrialSizes = THOROUGH) -> Measurements:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from vdnn.cli.answer import Answer
+from vdnn.cli.arguments import with_output_options
 from vdnn.cli.compare import compare
 from vdnn.cli.doctor import doctor
 from vdnn.cli.explain import explain
@@ -41,7 +42,9 @@ app = typer.Typer(
 
 def _add(command: Callable[..., Answer], *examples: str) -> None:
     """A subcommand whose help ends in commands that work when pasted."""
-    app.command(epilog="\n\n".join(("Examples:", *(f"  {example}" for example in examples))))(command)
+    app.command(epilog="\n\n".join(("Examples:", *(f"  {example}" for example in examples))))(
+        with_output_options(command)
+    )
 
 
 _add(models, "vdnn models", "vdnn models --json")

@@ -1,21 +1,27 @@
-"""The options that several subcommands share, and how their words become values.
+"""The options that several subcommands share, how their words become values, and the decorator that adds them.
 
-What cannot be read raises before anything heavy starts, with the value in the message.
+Enters: the fields of `vdnn.options.Options`. Leaves: options of the command line with the fields' texts and defaults.
+The one idea: a subcommand's signature annotates for typer what is its own; it takes the shared options as typed keyword
+arguments, and names them in `@takes`, which shows typer one signature of both. What cannot be read raises before
+anything heavy starts, with the value in the message.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Annotated, Any, TypedDict, get_origin
 
 import typer
 
+from vdnn.cli.answer import Answer
 from vdnn.codecs import LOSSY_FORMATS
+from vdnn.options import COSTS, Options
 from vdnn.plan.model.budget import parse_share
-from vdnn.plan.model.optimizer_state import OPTIMIZERS as STATE_OF
+from vdnn.plan.model.optimizer_state import OPTIMIZERS
 from vdnn.units import parse_nbytes
 
-OPTIMIZERS = tuple(name for name in STATE_OF if name != "none")
-COSTS = ("roofline", "measured")
 LARGEST_INT64 = 2**63 - 1
 
 
@@ -70,26 +76,21 @@ def budget(words: str) -> str:
     return words
 
 
-def optimizer_name(words: str) -> str:
-    if words not in OPTIMIZERS:
-        raise typer.BadParameter(f"{words!r} is none of {', '.join(OPTIMIZERS)}.")
-    return words
+def one_of(names: Iterable[str]) -> Callable[[str], str]:
+    """A reader of one of these names."""
+
+    def name(words: str) -> str:
+        if words not in names:
+            raise typer.BadParameter(f"{words!r} is none of {', '.join(names)}.")
+        return words
+
+    return name
 
 
-def lossy_format(words: str) -> str:
-    if words not in LOSSY_FORMATS:
-        raise typer.BadParameter(f"{words!r} is none of {', '.join(LOSSY_FORMATS)}.")
-    return words
-
-
-def costs_source(words: str) -> str:
-    if words not in COSTS:
-        raise typer.BadParameter(f"{words!r} is none of {', '.join(COSTS)}.")
-    return words
-
-
-Model = Annotated[str, typer.Argument(metavar="MODEL", help="A name from `vdnn models`, or package.module:factory.")]
-Batch = Annotated[
+ModelName = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A name from `vdnn models`, or package.module:factory.")
+]
+BatchSize = Annotated[
     int, typer.Option("--batch", "-b", metavar="N", parser=positive, help="Samples in one training step.")
 ]
 ImageSize = Annotated[
@@ -98,61 +99,95 @@ ImageSize = Annotated[
 ChannelsLast = Annotated[
     bool, typer.Option("--channels-last", help="Lay images out as NHWC, where a CPU needs no workspace.")
 ]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        metavar="BYTES",
-        parser=budget,
-        help="What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound.",
-    ),
-]
-Strategy = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Who decides: auto, offload, recompute-cost, superneurons, gist, keep-all and more; `vdnn compare` shows"
-        " all. Default: auto with a budget, else keep-all (gist with --lossy).",
-    ),
-]
-Lossy = Annotated[
-    str | None,
-    typer.Option(
-        metavar="FORMAT",
-        parser=lossy_format,
-        help="Round feature maps between forward and backward: fp16, bf16, fp10 or fp8. Default: every bit is kept.",
-    ),
-]
-Inexact = Annotated[
-    bool,
-    typer.Option(
-        "--inexact",
-        help="Let sums be added in another order where that is faster or smaller: in convolutions, or with the largest"
-        " ops or the whole step in chunks of the batch. Gradients differ in the last bits.",
-    ),
-]
-DiskBudget = Annotated[
-    int | None,
-    typer.Option(metavar="BYTES", parser=amount, help="Disk that feature maps may take. Default: all."),
-]
-SpillDir = Annotated[str | None, typer.Option(metavar="DIR", help="Where feature maps go on disk.")]
-Device = Annotated[
-    str | None, typer.Option(metavar="NAME", help="A hardware preset such as titan-x or a100. Default: this machine.")
-]
-StateOf = Annotated[
-    str | None,
-    typer.Option(
-        "--optimizer", metavar="NAME", parser=optimizer_name, help=f"Count its state: {', '.join(OPTIMIZERS)}."
-    ),
-]
-Costs = Annotated[
-    str | None,
-    typer.Option(
-        metavar="HOW",
-        parser=costs_source,
-        help="How ops' times and workspaces are known: roofline, or measured on this machine. Where no default is"
-        " shown: measured for a budget on this machine, else roofline.",
-    ),
-]
-PlanFile = Annotated[str | None, typer.Option(metavar="FILE", help="Follow this saved plan instead of making one.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+PLANNING = ("budget", "device", "strategy", "lossy", "exact", "optimizer", "costs")
+IMAGES = ("image_size", "channels_last")
+
+
+class ImageOptions(TypedDict):
+    """What a subcommand takes as `images` where `@takes` names `*IMAGES`."""
+
+    image_size: int | None
+    channels_last: bool
+
+
+READERS: dict[str, Callable[[str], Any]] = {
+    "budget": budget,
+    "optimizer": one_of(OPTIMIZERS),
+    "lossy": one_of(LOSSY_FORMATS),
+    "costs": one_of(COSTS),
+    "disk_budget": amount,
+}
+"""How the words of a field become its value; the others stay as they were said."""
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _offered() -> dict[str, inspect.Parameter]:
+    """Every shared option as typer reads it. A switch is off unless it is given, whatever its field's default."""
+    offered = [_parameter("image_size", ImageSize, None), _parameter("channels_last", ChannelsLast, False)]
+    for field in fields(Options):
+        text, metavar, switch = (field.metadata[key] for key in ("text", "metavar", "switch"))
+        if switch:
+            offered.append(_parameter(field.name, Annotated[bool, typer.Option(switch, help=text)], False))
+        elif metavar:
+            option = typer.Option(metavar=metavar, parser=READERS.get(field.name), help=text)
+            offered.append(_parameter(field.name, Annotated[str | None, option], field.default))
+    return {parameter.name: parameter for parameter in offered}
+
+
+OFFERED = _offered()
+SWITCHED_OFF = {field.name for field in fields(Options) if field.metadata["switch"]}
+
+
+def takes(*names: str, after: str, **defaults: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:
+    """The subcommand also has the shared options of these `names`, which its help shows behind the one called `after`.
+    `defaults` replace those of the fields."""
+    added = [OFFERED[name].replace(default=defaults.get(name, OFFERED[name].default)) for name in names]
+
+    def with_options(command: Callable[..., Answer]) -> Callable[..., Answer]:
+        def run(**given: Any) -> Answer:
+            given |= {name: not given[name] for name in SWITCHED_OFF.intersection(names)}
+            if IMAGES[0] in names:
+                given["images"] = {name: given.pop(name) for name in IMAGES}
+            return command(**given)
+
+        own = _shown(command)
+        place = 1 + [parameter.name for parameter in own].index(after)
+        return _shown_as(run, command, [*own[:place], *added, *own[place:]])
+
+    return with_options
+
+
+def with_output_options(command: Callable[..., Answer]) -> Callable[..., Answer]:
+    """The subcommand ends in `--json` and `--debug`. `main` follows both; a command that shows progress takes
+    `as_json` too, to leave it out."""
+    shows_progress = "as_json" in inspect.signature(inspect.unwrap(command)).parameters
+
+    def run(as_json: bool, debug: bool, **given: Any) -> Answer:
+        return command(**given, as_json=as_json) if shows_progress else command(**given)
+
+    return _shown_as(
+        run, command, [*_shown(command), _parameter("as_json", AsJson, False), _parameter("debug", Debug, False)]
+    )
+
+
+def _shown(command: Callable[..., Answer]) -> list[inspect.Parameter]:
+    """The parameters that typer reads; the others are handed over by a decorator."""
+    parameters = inspect.signature(command, eval_str=True).parameters.values()
+    return [parameter for parameter in parameters if get_origin(parameter.annotation) is Annotated]
+
+
+def _shown_as(
+    run: Callable[..., Answer], command: Callable[..., Answer], parameters: Iterable[inspect.Parameter]
+) -> Callable[..., Answer]:
+    """`run` with the name and the help of `command`, and these parameters."""
+    keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
+    run.__annotations__ = {}  # they are in the signature
+    run.__wrapped__, run.__signature__ = command, inspect.Signature(keywords)  # type: ignore[attr-defined]
+    return run

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, Unpack
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import (
-    Batch,
-    Budget,
-    ChannelsLast,
-    Costs,
-    Debug,
-    Device,
-    ImageSize,
-    Inexact,
-    Json,
-    Lossy,
-    Model,
-    StateOf,
-)
+from vdnn.cli.arguments import IMAGES, PLANNING, BatchSize, ImageOptions, ModelName, takes
 from vdnn.cli.planning import Asked, ask, measuring
+from vdnn.options import Options, PlanOptions
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.views.compared import OPTIMISER, Row, by_budget, by_strategy
@@ -38,35 +26,13 @@ ROOMY = frozenset({">within", ">saved", ">average"})  # what only a wide termina
 WIDE = 104
 
 
+@takes(*(name for name in PLANNING if name != "strategy"), *IMAGES, after="batch", costs="roofline")
 def compare(
-    model: Model,
-    batch: Batch,
-    budget: Budget = None,
-    device: Device = None,
-    lossy: Lossy = None,
-    inexact: Inexact = False,
-    optimizer: StateOf = None,
-    costs: Costs = "roofline",
-    image_size: ImageSize = None,
-    channels_last: ChannelsLast = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    model: ModelName, batch: BatchSize, images: ImageOptions, as_json: bool, **options: Unpack[PlanOptions]
 ) -> Answer:
     """Compare all strategies on one training step, then budgets from 100 % down to the least: memory against time."""
     with measuring(enabled=not as_json) as progress:
-        asked = ask(
-            model,
-            batch,
-            image_size=image_size,
-            channels_last=channels_last,
-            progress=progress,
-            budget=budget,
-            device=device,
-            lossy=lossy,
-            exact=not inexact,
-            optimizer=optimizer,
-            costs=costs,
-        )
+        asked = ask(model, batch, images, Options(**options), progress)
         problem = asked.problem()
     rows = _solved(asked, problem, shows_progress=not as_json)
     return Answer(_record(asked.name, problem, *rows), lambda width: _view(asked.name, problem, *rows, width))

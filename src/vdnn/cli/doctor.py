@@ -12,7 +12,6 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import Debug, Json
 from vdnn.units import format_nbytes
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ Directory = Annotated[
 Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: three seconds instead of fifteen.")]
 
 
-def doctor(directory: Directory = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
+def doctor(directory: Directory = None, quick: Quick = False) -> Answer:
     """Measure this machine: arithmetic, memory, codecs, direct disk writes and reads. The planner measures the same by
     itself, once, and remembers it."""
     from vdnn.calibrate.machine_speeds import QUICK, THOROUGH, hardware_from

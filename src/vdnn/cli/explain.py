@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import (
-    Budget,
-    ChannelsLast,
-    Costs,
-    Debug,
-    Device,
-    ImageSize,
-    Inexact,
-    Json,
-    Lossy,
-    StateOf,
-    Strategy,
-    positive,
-)
+from vdnn.cli.arguments import IMAGES, PLANNING, ImageOptions, positive, takes
 from vdnn.cli.planning import Solved, ask, measuring, solve
 from vdnn.errors import InvalidInput
+from vdnn.options import Options, PlanOptions
 from vdnn.plan.files.saved import opened
 from vdnn.plan.judge.validate import check
 from vdnn.plan.model.plan import Plan
@@ -48,47 +36,25 @@ MaybeBatch = Annotated[
 All = Annotated[bool, typer.Option("--all", help="Every instruction, not only those where something happens.")]
 
 
+@takes(*PLANNING, *IMAGES, after="batch")
 def explain(
     model: ModelOrPlan,
+    images: ImageOptions,
+    as_json: bool,
     batch: MaybeBatch = None,
-    budget: Budget = None,
-    device: Device = None,
-    strategy: Strategy = None,
-    lossy: Lossy = None,
-    inexact: Inexact = False,
-    optimizer: StateOf = None,
-    costs: Costs = None,
-    image_size: ImageSize = None,
-    channels_last: ChannelsLast = False,
     everything: All = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    **options: Unpack[PlanOptions],
 ) -> Answer:
     """Tell a plan as a program: what leaves, returns, is encoded or made again at which op, and why."""
-    asked: dict[str, Any] = {
-        "budget": budget,
-        "device": device,
-        "strategy": strategy,
-        "lossy": lossy,
-        "optimizer": optimizer,
-        "costs": costs,
-        "image_size": image_size,
-    }
     if is_plan_file(model):
-        given = [
-            f"--{name.replace('_', '-')}" for name, value in {"batch": batch, **asked}.items() if value is not None
-        ]
-        given += ["--inexact"] * inexact + ["--channels-last"] * channels_last
-        if given:
+        if given := _flags({"batch": batch, **options, **images}):
             raise InvalidInput(f"{model} is a saved plan, made with its own options: leave out {', '.join(given)}.")
         solved = Solved(model, check(opened(model)))
     elif batch is None:
         raise InvalidInput(f"{model!r} is the name of a model, and its plan depends on the batch: add --batch N.")
     else:
         with measuring(enabled=not as_json) as progress:
-            solved = solve(
-                ask(model, batch, **asked, channels_last=channels_last, exact=not inexact, progress=progress)
-            )
+            solved = solve(ask(model, batch, images, Options(**options), progress))
     lines = explained(solved.plan)
     shown = lines if everything else tuple(eventful(lines))
     return Answer(_record(solved, shown, len(lines)), lambda width: _view(solved, shown, len(lines), width))
@@ -97,6 +63,13 @@ def explain(
 def is_plan_file(name: str) -> bool:
     """Models have no suffix, and factories have a colon."""
     return name.endswith(".json") or (":" not in name and Path(name).is_file())
+
+
+def _flags(options: Mapping[str, Any]) -> list[str]:
+    """What has been typed: values first, then switches, of which `exact` is the one that is on unless turned off."""
+    said = [name for name, value in options.items() if value is not None and not isinstance(value, bool)]
+    flags = [f"--{name.replace('_', '-')}" for name in said]
+    return flags + ["--inexact"] * (not options["exact"]) + ["--channels-last"] * options["channels_last"]
 
 
 def _record(solved: Solved, lines: Iterable[Line], num_instructions: int) -> dict[str, Any]:

@@ -5,37 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import (
-    Budget,
-    ChannelsLast,
-    Costs,
-    Debug,
-    Device,
-    ImageSize,
-    Inexact,
-    Json,
-    Lossy,
-    Model,
-    StateOf,
-    Strategy,
-    positive,
-)
+from vdnn.cli.arguments import IMAGES, PLANNING, ImageOptions, ModelName, positive, takes
 from vdnn.cli.failures import INTERRUPTED
 from vdnn.errors import InvalidInput
+from vdnn.options import Options, PlanOptions
 from vdnn.report.text import sections, title
 from vdnn.units import format_nbytes, format_seconds, parse_nbytes
 
 if TYPE_CHECKING:
     from vdnn.compile.fitting import Probe
     from vdnn.models import Workload
-    from vdnn.options import Options
 
 DEPTH_BATCH = 16  # the batch with which SuperNeurons (PPoPP 2018) looked for its deepest network
 
@@ -49,45 +35,31 @@ ByDepth = Annotated[bool, typer.Option("--depth", help="Look for the deepest net
 Most = Annotated[int | None, typer.Option("--most", metavar="N", parser=positive, help="Stop at this size.")]
 
 
+@takes(*PLANNING[:2], after="model")
+@takes(*PLANNING[2:], *IMAGES, after="most", costs="roofline")
 def fit(
-    model: Model,
-    budget: Budget = None,
-    device: Device = None,
+    model: ModelName,
+    images: ImageOptions,
+    as_json: bool,
     depth: ByDepth = False,
     batch: FixedBatch = None,
     most: Most = None,
-    strategy: Strategy = None,
-    lossy: Lossy = None,
-    inexact: Inexact = False,
-    optimizer: StateOf = None,
-    costs: Costs = "roofline",
-    image_size: ImageSize = None,
-    channels_last: ChannelsLast = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    **options: Unpack[PlanOptions],
 ) -> Answer:
     """Find the largest batch, or the deepest network, whose training step fits: double, then bisect. Runs nothing."""
     from vdnn.compile.fitting import LARGEST, fitting_options, planned
 
     if batch is not None and not depth:
         raise InvalidInput("--batch goes with --depth: without it, the batch is what is looked for.")
-    options = fitting_options(
-        budget=budget,
-        device=device,
-        strategy=strategy,
-        lossy=lossy,
-        exact=not inexact,
-        optimizer=optimizer,
-        costs=costs,
-    )
+    known = fitting_options(**options)
     search = depths(model, batch or DEPTH_BATCH) if depth else batches(model)
 
     def probe(size: int) -> Probe:
-        workload = search.make(size, device="meta", image_size=image_size, channels_last=channels_last)
-        return planned(workload.step, workload.args, options, size)
+        workload = search.make(size, device="meta", **images)
+        return planned(workload.step, workload.args, known, size)
 
     probes, interrupted = _probed(search, probe, most or LARGEST, Console(stderr=True, highlight=False, quiet=as_json))
-    found = Found(model, search, options, probes, interrupted, most or LARGEST, device is None)
+    found = Found(model, search, known, probes, interrupted, most or LARGEST, options.get("device") is None)
     return Answer(found.record(), lambda width: found.view(), INTERRUPTED if interrupted else 0)
 
 

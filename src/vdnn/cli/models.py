@@ -10,12 +10,11 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import Debug, Json
 
 NARROW_COLUMNS = 58  # what name, parameters, paper and gaps take of a line
 
 
-def models(as_json: Json = False, debug: Debug = False) -> Answer:
+def models() -> Answer:
     """List the networks that have a name, with their size and where they were published."""
     from vdnn.models import MODELS, names
 

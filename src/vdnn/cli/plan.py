@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Unpack
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import (
-    Batch,
-    Budget,
-    ChannelsLast,
-    Costs,
-    Debug,
-    Device,
-    ImageSize,
-    Inexact,
-    Json,
-    Lossy,
-    Model,
-    StateOf,
-    Strategy,
-)
+from vdnn.cli.arguments import IMAGES, PLANNING, BatchSize, ImageOptions, ModelName, takes
 from vdnn.cli.planning import Solved, ask, measuring, oracle_of, solve
 from vdnn.hardware.device import THIS_MACHINE
+from vdnn.options import Options, PlanOptions
 from vdnn.plan.views.plan_figures import Figures, figures
 from vdnn.report.memory_profile import MemoryProfile, profile_memory
 from vdnn.report.text import quiet_table, residents_table, roles_table, sections, title
@@ -41,40 +28,19 @@ Load = Annotated[
 ]
 
 
+@takes(*PLANNING, *IMAGES, after="batch")
 def plan(
-    model: Model,
-    batch: Batch,
-    budget: Budget = None,
-    device: Device = None,
-    strategy: Strategy = None,
-    lossy: Lossy = None,
-    inexact: Inexact = False,
-    optimizer: StateOf = None,
-    costs: Costs = None,
-    image_size: ImageSize = None,
-    channels_last: ChannelsLast = False,
+    model: ModelName,
+    batch: BatchSize,
+    images: ImageOptions,
+    as_json: bool,
     save: Save = None,
     load: Load = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    **options: Unpack[PlanOptions],
 ) -> Answer:
     """Plan a training step within a budget: peak, time beside keeping everything, bytes moved, what fills the peak."""
     with measuring(enabled=not as_json) as progress:
-        asked = ask(
-            model,
-            batch,
-            image_size=image_size,
-            channels_last=channels_last,
-            progress=progress,
-            budget=budget,
-            device=device,
-            strategy=strategy,
-            lossy=lossy,
-            exact=not inexact,
-            optimizer=optimizer,
-            costs=costs,
-            plan=load,
-        )
+        asked = ask(model, batch, images, Options(**options, plan=load), progress)
         solved = solve(asked)
         oracle = oracle_of(asked, solved.plan)
     if save is not None:

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from vdnn.cli.arguments import ImageOptions
+from vdnn.options import Options
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.views.plan_figures import keep_all
 
 if TYPE_CHECKING:
     from vdnn.models import Workload
-    from vdnn.options import Options
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,15 @@ class Solved:
 def ask(
     model: str,
     batch: int,
-    *,
-    image_size: int | None = None,
-    channels_last: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-    **asked: Any,
+    images: ImageOptions,
+    options: Options,
+    progress: Callable[[int, int], None],
 ) -> Asked:
-    """The step of a named network; `asked` are the fields of `Options`."""
+    """The step of a named network, and what is asked of its plan."""
     from vdnn.models import load
-    from vdnn.options import Options
 
-    options = Options(**asked, progress=progress).on_known_hardware()
-    workload = load(model, batch, device="meta", image_size=image_size, channels_last=channels_last)
-    return Asked(workload, batch, options)
+    known = replace(options, progress=progress).on_known_hardware()
+    return Asked(load(model, batch, device="meta", **images), batch, known)
 
 
 def solve(asked: Asked) -> Solved:

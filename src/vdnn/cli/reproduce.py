@@ -15,7 +15,7 @@ from rich.table import Table as View
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import Debug, Json
+from vdnn.cli.arguments import one_of
 from vdnn.papers.paper_table import Certainty, Row, Table
 
 PAPERS = {
@@ -38,20 +38,14 @@ SHORT = {
 """For narrow terminals, with the whole words above the tables."""
 
 
-def paper_name(words: str) -> str:
-    if words not in PAPERS:
-        raise typer.BadParameter(f"{words!r} is none of {', '.join(PAPERS)}.")
-    return words
-
-
 Papers = Annotated[
     list[str] | None,
-    typer.Argument(metavar="PAPER", parser=paper_name, help=f"{', '.join(PAPERS)}. Default: all of them."),
+    typer.Argument(metavar="PAPER", parser=one_of(PAPERS), help=f"{', '.join(PAPERS)}. Default: all of them."),
 ]
 Quick = Annotated[bool, typer.Option("--quick", help="Fewer and smaller networks: seconds instead of minutes.")]
 
 
-def reproduce(papers: Papers = None, quick: Quick = False, as_json: Json = False, debug: Debug = False) -> Answer:
+def reproduce(papers: Papers = None, quick: Quick = False) -> Answer:
     """Compute the tables of the papers vdnn is built on, beside what they published, and say how sure that is.
 
     Every figure of ours comes from the planner and the simulator as the command runs; nothing is tuned to match.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -14,28 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
-from vdnn.cli.arguments import (
-    OPTIMIZERS,
-    Batch,
-    Budget,
-    ChannelsLast,
-    Debug,
-    DiskBudget,
-    ImageSize,
-    Inexact,
-    Json,
-    Lossy,
-    Model,
-    PlanFile,
-    SpillDir,
-    Strategy,
-    optimizer_name,
-    positive,
-    rate,
-    whole,
-)
+from vdnn.cli.arguments import IMAGES, BatchSize, ImageOptions, ModelName, one_of, positive, rate, takes, whole
 from vdnn.cli.failures import FAILED
 from vdnn.errors import InvalidInput
+from vdnn.options import RunOptions
+from vdnn.plan.model.optimizer_state import OPTIMIZERS
 from vdnn.report.record import Report
 from vdnn.report.text import report_view
 from vdnn.units import format_seconds
@@ -46,11 +29,15 @@ if TYPE_CHECKING:
 
 SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
 
-Steps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
+PLANNED = ("budget", "strategy", "lossy", "exact", "plan", "disk_budget", "spill_dir")
+NumSteps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
 LearningRate = Annotated[float, typer.Option("--lr", metavar="RATE", parser=rate, help="Learning rate.")]
 Seed = Annotated[int, typer.Option(metavar="S", parser=whole, help="Seed of the weights, the batch and dropout.")]
-Optimizer = Annotated[
-    str, typer.Option(metavar="NAME", parser=optimizer_name, help=f"{', '.join(OPTIMIZERS)}; its state counts.")
+OptimizerName = Annotated[
+    str,
+    typer.Option(
+        "--optimizer", metavar="NAME", parser=one_of(OPTIMIZERS), help=f"{', '.join(OPTIMIZERS)}; its state counts."
+    ),
 ]
 Verify = Annotated[
     bool,
@@ -60,25 +47,18 @@ Verify = Annotated[
 ]
 
 
+@takes(*IMAGES, *PLANNED, after="seed")
 def train(
-    model: Model,
-    batch: Batch,
-    steps: Steps = 3,
-    optimizer: Optimizer = "sgd",
+    model: ModelName,
+    batch: BatchSize,
+    images: ImageOptions,
+    as_json: bool,
+    steps: NumSteps = 3,
+    trained_by: OptimizerName = "sgd",
     lr: LearningRate = 0.01,
     seed: Seed = 0,
-    image_size: ImageSize = None,
-    channels_last: ChannelsLast = False,
-    budget: Budget = None,
-    strategy: Strategy = None,
-    lossy: Lossy = None,
-    inexact: Inexact = False,
-    plan: PlanFile = None,
-    disk_budget: DiskBudget = None,
-    spill_dir: SpillDir = None,
     verify: Verify = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    **options: Unpack[RunOptions],
 ) -> Answer:
     """Train a network through vdnn on random data; ends with predicted and measured peak and step time."""
     import torch
@@ -87,33 +67,24 @@ def train(
     from vdnn.cli.training import Trainee, make_optimizer, train_beside, train_steps, twin_of
     from vdnn.models import load
 
-    if verify and inexact:
+    if verify and not options.get("exact", True):
         raise InvalidInput("--verify compares bit for bit, and --inexact allows other bits: leave one of them out.")
-    if verify and (lossy is not None or (strategy or "").startswith("gist-")):
+    if verify and (options.get("lossy") is not None or (options.get("strategy") or "").startswith("gist-")):
         raise InvalidInput(
             "--verify compares bit for bit, and a lossy run rounds on purpose: leave one of them out. The report of a"
             " lossy run says how far its gradients are from the exact ones."
         )
-    make: Callable[[], Workload] = partial(load, model, batch, image_size=image_size, channels_last=channels_last)
+    options["optimizer"] = trained_by
+    make: Callable[[], Workload] = partial(load, model, batch, **images)
     torch.manual_seed(seed)
     workload = make()
-    virtual = virtualize(
-        workload.step,
-        budget=budget,
-        strategy=strategy,
-        lossy=lossy,
-        exact=not inexact,
-        optimizer=optimizer,
-        plan=plan,
-        disk_budget=disk_budget,
-        spill_dir=spill_dir,
-    )
-    trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(optimizer, workload.model, lr))
+    virtual = virtualize(workload.step, **options)
+    trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(trained_by, workload.model, lr))
     with _progress(enabled=not as_json) as progress:
         task = progress.add_task(workload.name, total=steps, loss="capturing")
         show: Callable[[float], Any] = lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}")  # noqa: E731
         if verify:
-            run = train_beside(trainee, twin_of(workload, make, optimizer, lr), steps, show)
+            run = train_beside(trainee, twin_of(workload, make, trained_by, lr), steps, show)
         else:
             run = train_steps(trainee, steps, show)
     outcome = replace(report(virtual), name=f"{workload.name}, batch {batch}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -17,17 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vdnn.models import Workload
-
-MOMENTUM = 0.9  # the value of the papers' training runs (AlexNet, VGG, ResNet)
-
-OPTIMIZERS: Mapping[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "momentum": partial(torch.optim.SGD, momentum=MOMENTUM),
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-}
+from vdnn.plan.model.optimizer_state import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +57,9 @@ class Trainee:
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    return OPTIMIZERS[name](model.parameters(), lr=lr)
+    kind = OPTIMIZERS[name]
+    made: torch.optim.Optimizer = getattr(torch.optim, kind.torch_class)(model.parameters(), lr=lr, **kind.arguments)
+    return made
 
 
 def twin_of(workload: Workload, load_again: Callable[[], Workload], optimizer: str, lr: float) -> Trainee:

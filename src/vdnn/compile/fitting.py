@@ -8,18 +8,16 @@ until a size does not fit, then halve the interval between the last that did and
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
 from vdnn.compile.planned_step import plan_of
 from vdnn.errors import Infeasible, InvalidInput
-from vdnn.hardware.device import Hardware
-from vdnn.options import Options
+from vdnn.options import Options, PlanOptions, check_names
 from vdnn.plan.model.budget import parse_share
-from vdnn.plan.model.problem import DENSITY
 from vdnn.units import format_nbytes
 
 LARGEST = 2**24
@@ -47,55 +45,44 @@ def fit(
     make_model: Callable[[], Callable[..., Any]],
     make_args: Callable[[int], Any],
     *,
-    budget: int | str | None = None,
-    device: str | Hardware | None = None,
-    strategy: str | None = None,
-    lossy: str | None = None,
-    exact: bool = True,
-    density: float = DENSITY,
-    optimizer: str | None = None,
-    costs: str | None = "roofline",
     smallest: int = 1,
     largest: int = LARGEST,
     on_probe: OnProbe = lambda probe: None,
+    **options: Unpack[PlanOptions],
 ) -> int:
-    """The largest batch whose training step has a plan within `budget`; without one, within the device's memory.
+    """The largest batch whose training step has a plan within `budget`; without one, within the device's memory. The
+    options are those of `vdnn.plan`.
 
     `make_model()` gives a module, or a function with the loss inside, and `make_args(batch)` its arguments. Both are
     called under `torch.device("meta")`, so that nothing is allocated. `on_probe` sees every batch that was tried.
     Raises `Infeasible` when not even `smallest` fits.
     """
-    options = fitting_options(
-        budget=budget,
-        device=device,
-        strategy=strategy,
-        lossy=lossy,
-        exact=exact,
-        density=density,
-        optimizer=optimizer,
-        costs=costs,
-    )
+    check_names(options, PlanOptions, "fit")
+    options.setdefault("costs", "roofline")
+    known = fitting_options(**options)
     with torch.device("meta"):
         model = make_model()
 
     def probe(batch: int) -> Probe:
         with torch.device("meta"):
             args = make_args(batch)
-        return planned(model, args, options, batch)
+        return planned(model, args, known, batch)
 
     return largest_fitting(probe, smallest=smallest, largest=largest, on_probe=on_probe).size
 
 
-def fitting_options(*, budget: int | str | None, **asked: Any) -> Options:
+def fitting_options(**asked: Unpack[PlanOptions]) -> Options:
     """Options with a budget in bytes: the device's memory where none is given."""
+    budget = asked.get("budget")
     if parse_share(budget) is not None:
         raise InvalidInput(
             f"a budget of {budget!r} grows with the batch, so it bounds none: name an amount such as '12GiB'"
         )
-    hardware = Options(budget=budget, **asked).hardware
+    options = Options(**asked)
+    hardware = options.hardware
     if budget is None and hardware.device.nbytes is None:
         raise InvalidInput(f"{hardware.name} does not say how much memory it has: name a budget such as '12GiB'")
-    return Options(budget=hardware.device.nbytes if budget is None else budget, **asked).on_known_hardware()
+    return replace(options, budget=hardware.device.nbytes if budget is None else budget).on_known_hardware()
 
 
 def planned(model: Callable[..., Any], args: Any, options: Options, size: int) -> Probe:

@@ -55,7 +55,12 @@ STRATEGIES: dict[str, Strategy] = {
 
 def solve(problem: Problem, strategy: str = "keep-all") -> Plan:
     """The plan of the named strategy, or InvalidInput with the names there are."""
-    if strategy not in STRATEGIES:
-        raise InvalidInput(f"there is no strategy {strategy!r}. Choose one of: {', '.join(sorted(STRATEGIES))}.")
+    decide = strategy_named(strategy)
     with collector_paused():
-        return STRATEGIES[strategy](problem)
+        return decide(problem)
+
+
+def strategy_named(name: str) -> Strategy:
+    if name not in STRATEGIES:
+        raise InvalidInput(f"there is no strategy {name!r}. Choose one of: {', '.join(sorted(STRATEGIES))}.")
+    return STRATEGIES[name]
