@@ -28,16 +28,30 @@ MAY_IMPORT = {
     "torch_private": set(),
     "hardware": VOCABULARY,
     "codecs": VOCABULARY,
-    "capture": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
-    "cost": VOCABULARY | {"hardware", "capture", "rewrite", "runtime"},  # it measures calls as programs make them
-    "plan": VOCABULARY | {"hardware", "cost", "codecs"},
+    "known_ops": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
+    "capture": VOCABULARY | {"codecs", "known_ops"},
+    "cost": VOCABULARY
+    | {"known_ops", "hardware", "capture", "rewrite", "runtime"},  # it measures calls as programs make them
+    "plan": VOCABULARY | {"known_ops", "hardware", "cost", "codecs"},
     "report": VOCABULARY | {"plan"},
     "runtime": VOCABULARY | {"plan", "codecs", "hardware"},  # tiers and links are described there
-    "rewrite": VOCABULARY | {"plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
+    "rewrite": VOCABULARY | {"known_ops", "plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
     "eager": VOCABULARY | {"codecs", "runtime"},
     "calibrate": VOCABULARY | {"hardware", "codecs", "cost", "runtime"},
     "compile": VOCABULARY
-    | {"options", "capture", "cost", "hardware", "codecs", "plan", "rewrite", "runtime", "report", "calibrate"},
+    | {
+        "known_ops",
+        "options",
+        "capture",
+        "cost",
+        "hardware",
+        "codecs",
+        "plan",
+        "rewrite",
+        "runtime",
+        "report",
+        "calibrate",
+    },
     "models": {"errors"},
     "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine
 }
@@ -46,6 +60,7 @@ NEVER_TORCH = (
     "ir",
     "units",
     "errors",
+    "known_ops",
     "plan",
     "papers",
     "report",

@@ -8,8 +8,9 @@ import pytest
 
 from pure import graphs
 from vdnn.ir import Graph, Role
+from vdnn.known_ops.entry import LayerKind
 from vdnn.papers.layer_network import Network
-from vdnn.plan.model.layers import Layer, LayerKind, kind_of, layers
+from vdnn.plan.model.layers import Layer, kind_of, layers
 
 
 def two_convolutions() -> Graph:

@@ -31,7 +31,11 @@ import torch
 from torch import fx
 
 from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
+from vdnn.capture.ops.information import op_name
+from vdnn.capture.ops.overloads import overload, overloads
 from vdnn.errors import InexactTrace
+from vdnn.known_ops import KNOWN_OPS, known
+from vdnn.known_ops.entry import KernelLayout
 from vdnn.torch_private import (
     FakeTensorMode,
     OpOverload,
@@ -47,40 +51,15 @@ aten = torch.ops.aten
 
 _KEYS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
 
-_PREFERRED_IN_PYTHON = (
-    aten.hardshrink,
-    aten.softshrink,
-    aten.matmul,
-    aten.multi_margin_loss,
-    aten.multilabel_margin_loss_forward,
-    aten.upsample_bicubic2d,
-    aten.upsample_bilinear2d,
-    aten.upsample_linear1d,
-    aten.upsample_nearest1d,
-    aten.upsample_nearest2d,
-    aten.upsample_nearest3d,
-    aten.upsample_trilinear3d,
-    aten._upsample_bicubic2d_aa,
-    aten._upsample_bilinear2d_aa,
-    aten._upsample_nearest_exact1d,
-    aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-)
-
-
 _NARROW = (torch.bfloat16, torch.float16)
-
-_DECIDED_BY_VALUES = {
-    aten.prod: "its eager gradient takes another path when no element is zero, which a trace cannot know",
-}
 
 
 def require_exact(graph: fx.Graph) -> None:
     """Refuse a traced graph that would not be bit for bit what eager mode does."""
     for node in graph.nodes:
-        packet: Any = getattr(node.target, "overloadpacket", None)
-        reason = _DECIDED_BY_VALUES.get(packet)
-        if reason is not None:
+        is_aten = isinstance(node.target, OpOverload) and node.target.namespace == "aten"
+        reason = known(op_name(node)).inexact_because if is_aten else ""
+        if reason:
             raise InexactTrace(
                 f"{node.target} cannot be captured bit for bit: {reason}."
                 " Write the product as a chain of multiplications or as exp(sum(log)), or leave this part of the model"
@@ -145,14 +124,9 @@ def _as_the_gradient(_: torch.Tensor, gradient: torch.Tensor, other: torch.Tenso
 
 
 _LAYOUTS: dict[OpOverload, Callable[..., torch.Tensor]] = {
-    aten._log_softmax_backward_data.default: _contiguous,
-    aten.huber_loss_backward.default: _contiguous,
-    aten.mse_loss_backward.default: _contiguous,
-    aten.smooth_l1_loss_backward.default: _contiguous,
-    aten.elu_backward.default: _as_the_gradient,
-    aten.hardsigmoid_backward.default: _as_the_gradient,
-    aten.hardtanh_backward.default: _as_the_gradient,
-    aten.softplus_backward.default: _as_the_gradient,
+    overload(op.name, "default"): _contiguous if op.kernel_layout is KernelLayout.CONTIGUOUS else _as_the_gradient
+    for op in KNOWN_OPS.values()
+    if op.kernel_layout is not None
 }
 """Ops that may write over an input, and that PyTorch's stand-ins for tracing lay out otherwise than their kernels do.
 `tests/cpu/test_in_place_forms.py` compares all that may. Other ops with that fault are refused when a step is
@@ -183,18 +157,11 @@ def _layouts_are_the_kernels() -> Iterator[None]:
         decomposition_table.update(stand_ins)
 
 
-_RANDOM = """
-    bernoulli binomial cauchy exponential geometric log_normal multinomial native_dropout normal normal_functional
-    poisson rand rand_like randint randint_like randn randn_like random randperm rrelu_with_noise uniform
-"""
-
-
 @contextmanager
 def _random_numbers_are_drawn() -> Iterator[None]:
     """While open, no pass removes an op that draws random numbers because nobody reads them: those drawn after it would
     be others."""
-    packets = [getattr(aten, name) for name in _RANDOM.split()]
-    random = {getattr(packet, name) for packet in packets for name in packet.overloads()}
+    random = {overload for op in KNOWN_OPS.values() if op.draws for overload in overloads(op.name)}
     added = random - side_effectful_functions
     side_effectful_functions.update(added)
     try:
@@ -227,9 +194,10 @@ def _patched() -> Iterator[None]:
     """Set the Python versions aside, and put them back. Meanwhile backward is traced outside autocast, and nothing that
     draws random numbers is removed."""
     replaced: dict[tuple[Any, torch.DispatchKey], Callable[..., Any] | None] = {
-        (getattr(packet, name), key): None
-        for packet in _PREFERRED_IN_PYTHON
-        for name in packet.overloads()
+        (traced, key): None
+        for op in KNOWN_OPS.values()
+        if op.traced_in_cpp
+        for traced in overloads(op.name)
         for key in _KEYS
     }
     replaced |= {(aten.dropout.default, key): _dropout for key in _KEYS}

@@ -23,6 +23,7 @@ from vdnn.capture.ops.information import op_name
 from vdnn.cost.measured import OpCall, OpVariant, Run
 from vdnn.cost.op_variants import may_be_exact, variants_of
 from vdnn.ir import Op, Trait
+from vdnn.known_ops import known
 from vdnn.rewrite.variant_calls import variant_alone
 from vdnn.torch_private import OpOverload
 
@@ -68,13 +69,10 @@ def _spelled(value: Any) -> str:
 
 def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
     args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), _Inputs(invent).make)
-    if op_name(node).rstrip("_") in _DIVIDES and isinstance(args[1], torch.Tensor):
+    if known(op_name(node).rstrip("_")).divides and isinstance(args[1], torch.Tensor):
         args = (args[0], torch.ones_like(args[1]), *args[2:])
     target: Any = node.target
     return lambda: target(*args, **kwargs)
-
-
-_DIVIDES = frozenset({"div", "floor_divide", "fmod", "remainder"})
 
 
 def _make_both(node: fx.Node, variant: str) -> tuple[Run, Run]:

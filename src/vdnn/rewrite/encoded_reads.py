@@ -15,10 +15,10 @@ from torch import fx
 from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.capture.ops.information import op_name
 from vdnn.ir import Detail
+from vdnn.known_ops import known
+from vdnn.known_ops.entry import FromBits, FromFactorBits, FromWindowIndices
 from vdnn.runtime.encoded_ops import masked_gradient, window_gradient
 from vdnn.torch_private import OpOverload
-
-ONE_SIXTH = 1.0 / 6.0  # the slope of a hard sigmoid
 
 Call = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
@@ -28,18 +28,22 @@ def from_code(node: fx.Node, source: fx.Node, code: fx.Node, detail: Detail, rea
     assert isinstance(node.target, OpOverload), f"{node} has no schema"
     arguments = arguments_of(node)
     name = op_name(node)
-    if name == "max_pool2d_with_indices_backward":
+    form = known(name.removesuffix("_")).encoded
+    if isinstance(form, FromWindowIndices):
         layout = tensor_of(node)
         assert layout is not None, f"{node} returns a tensor"
         return window_gradient, (read(arguments["grad_output"]), code, detail, tuple(layout.shape), layout.stride())
-    if name in ("mul", "mul_"):
+    if isinstance(form, FromFactorBits):
         other = arguments["other"] if arguments["self"] is source else arguments["self"]
         out = arguments["self"] if name == "mul_" else arguments.get("out")
         return masked_gradient, (read(other), code, read(out), detail[3], detail[4], False)
-    on, off, zero_off = {
-        "threshold_backward": (1.0, 0.0, True),
-        "hardtanh_backward": (1.0, 0.0, True),
-        "hardsigmoid_backward": (ONE_SIXTH, 0.0, True),
-        "leaky_relu_backward": (1.0, arguments.get("negative_slope", 0.0), False),
-    }[name]
-    return masked_gradient, (read(arguments["grad_output"]), code, read(arguments.get("grad_input")), on, off, zero_off)
+    assert isinstance(form, FromBits), f"{name} has no form that reads an argument encoded"
+    off = arguments.get(form.off, 0.0) if isinstance(form.off, str) else form.off
+    return masked_gradient, (
+        read(arguments["grad_output"]),
+        code,
+        read(arguments.get("grad_input")),
+        form.on,
+        off,
+        form.zero_off,
+    )

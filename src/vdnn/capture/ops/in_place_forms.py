@@ -1,7 +1,7 @@
 """Which ops may write their result over an input, and the form of each that does.
 
-Enters: an op of a functional graph. Leaves: the op that computes the same bits into memory that exists already.
-`capture/tidy/in_place.py` decides where; this file only knows that it is exact.
+Enters: the table of ops (`known_ops/`). Leaves: for ops of a functional graph, the ops that compute the same bits into
+memory that exists already. `capture/tidy/in_place.py` decides where; this file only knows that it is exact.
 
 The one idea: an element may be overwritten once nothing that is still to be computed reads it. Three kinds of ops keep
 to that. Elementwise ops read an element only for the result at its own position. Ops that change some elements of a
@@ -23,85 +23,34 @@ from __future__ import annotations
 
 import torch
 
+from vdnn.capture.ops.overloads import overload
+from vdnn.known_ops import KNOWN_OPS
 from vdnn.torch_private import OpOverload
 
-aten = torch.ops.aten
-
-_UNARY = """
-    abs bitwise_not ceil celu clamp clamp_max clamp_min cos elu erf erfc exp expm1 floor gelu hardsigmoid hardswish
-    hardtanh leaky_relu log log1p log2 logical_not mish nan_to_num neg reciprocal relu round rsqrt sgn sigmoid sign silu
-    sin sqrt tanh threshold tril triu trunc
-"""
-
-_IN_PLACE: dict[str, str] = {
-    "default": f"{_UNARY} addcdiv addcmul index_add index_copy index_put logical_and logical_or logical_xor"
-    " scatter_add",
-    "Tensor": "add bitwise_and bitwise_or bitwise_xor clamp clamp_max clamp_min div fill lerp masked_fill mul sub",
-    "Scalar": "add div fill lerp masked_fill sub",
-    "int_Scalar": "index_fill",
-    "int_Tensor": "index_fill",
-    "src": "scatter",
-    "value": "scatter",
-}
-"""Names of ops by the overload that exists with and without a trailing underscore."""
-
-
-def _overload(name: str, overload: str) -> OpOverload:
-    found = getattr(getattr(aten, name), overload)
-    assert isinstance(found, OpOverload), f"aten.{name}.{overload} is no op"
-    return found
-
-
 IN_PLACE_OF: dict[OpOverload, OpOverload] = {
-    _overload(name, overload): _overload(f"{name}_", overload)
-    for overload, names in _IN_PLACE.items()
-    for name in names.split()
-} | {
-    # In bfloat16 mul_.Scalar rounds its number first and mul.Scalar does not. mul_.Tensor takes a number as the latter.
-    aten.mul.Scalar: aten.mul_.Tensor,
-    aten.pow.Tensor_Scalar: aten.pow_.Scalar,
-    aten.pow.Tensor_Tensor: aten.pow_.Tensor,
+    overload(op.name, functional): overload(f"{op.name}_", in_place)
+    for op in KNOWN_OPS.values()
+    for functional, in_place in op.in_place.items()
 }
 """Ops that may write over their first argument."""
 
-_ROW_BY_ROW: dict[OpOverload, tuple[OpOverload, str]] = {
-    aten._softmax.default: (aten._softmax.out, "out"),
-    aten._log_softmax.default: (aten._log_softmax.out, "out"),
-    aten._softmax_backward_data.default: (aten._softmax_backward_data.out, "grad_input"),
-    aten._log_softmax_backward_data.default: (aten._log_softmax_backward_data.out, "out"),
-}
-"""Note [Rows are read before they are written]."""
-
-_GRADIENTS = """
-    elu gelu hardsigmoid hardshrink hardtanh leaky_relu log_sigmoid sigmoid silu softplus softshrink tanh threshold
-    mse_loss smooth_l1_loss
-"""
-
 OUT_OF: dict[OpOverload, tuple[OpOverload, str]] = {
-    **{
-        _overload(f"{name}_backward", "default"): (_overload(f"{name}_backward", "grad_input"), "grad_input")
-        for name in _GRADIENTS.split()
-    },
-    **{_overload(name, "Tensor"): (_overload(name, "out"), "out") for name in ("add", "sub", "mul", "div")},
-    **{
-        _overload(name, "default"): (_overload(name, "out"), "out") for name in ("hardshrink", "softplus", "softshrink")
-    },
-    **{_overload(name, "default"): (_overload(name, "out"), "out") for name in ("maximum", "minimum")},
-    aten.huber_loss_backward.default: (aten.huber_loss_backward.out, "grad_input"),
-    aten.where.self: (aten.where.self_out, "out"),
-    **_ROW_BY_ROW,
+    overload(op.name, functional): (overload(op.name, form.overload), form.argument)
+    for op in KNOWN_OPS.values()
+    for functional, form in op.out.items()
 }
 """Ops that may write over any of their arguments, through their form with an output argument, and what it is called."""
 
 PART_OF: dict[OpOverload, OpOverload] = {
-    aten.select_scatter.default: aten.select.int,
-    aten.slice_scatter.default: aten.slice.Tensor,
-    aten.diagonal_scatter.default: aten.diagonal.default,
+    overload(op.name, "default"): overload(*op.replaces.split(".")) for op in KNOWN_OPS.values() if op.replaces
 }
 """Ops that replace a part of their first argument, and the view that shows that part: eager's `y[:, 0] = x`."""
 
-OVER_SECOND = frozenset({aten.copy.default})
+OVER_SECOND = frozenset(overload(op.name, "default") for op in KNOWN_OPS.values() if op.over_second)
 """`copy(y, x)` has the values of x and the layout of y. Where x is laid out so already, it is x."""
+
+_ROW_BY_ROW = frozenset(overload(op.name, "default") for op in KNOWN_OPS.values() if op.row_by_row)
+"""Note [Rows are read before they are written]."""
 
 
 def is_known_exact(op: object, result: torch.Tensor) -> bool:

@@ -4,46 +4,30 @@ Enters: nodes of a tidy joint graph. Leaves: for each argument of a node its `In
 form that reads it encoded; for each storage the alphabet of its elements. This is Gist's insight (ISCA 2018, section 3)
 made general: not "ReLU before a pool", but every op whose backward asks a yes-or-no question or for a place in a
 window, and every storage that holds only two numbers.
-
-The details follow aten's own kernels to the last case: `threshold_backward` lets NaN pass, `leaky_relu_backward` does
-not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import inf, isinf
+from math import inf
 from typing import Any
 
 import torch
 from torch import fx
 
 from vdnn.capture.nodes import arguments_of, tensor_of
+from vdnn.capture.ops.overloads import base_name
 from vdnn.capture.ops.traits import needs_of
-from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.ir import Detail, Information, Need
-from vdnn.torch_private import OpOverload, is_non_overlapping_and_dense, schema_of, without_modes
-
-aten = torch.ops.aten
-
-Arguments = Mapping[str, Any]
-
-FUSED_MASKS = frozenset({"threshold_backward", "leaky_relu_backward", "hardtanh_backward", "hardsigmoid_backward"})
-"""Ops that `runtime/encoded_ops.py` computes straight from the bits of their `self`."""
-
-FUSED_PRODUCTS = frozenset({"mul", "mul_"})
-"""Ops that it computes straight from the bits of a factor that is 0 or one other number."""
-
-FUSED_WINDOWS = frozenset({"max_pool2d_with_indices_backward"})
-"""Ops that it computes straight from the window codes of their `indices`."""
-
-FUSED = FUSED_MASKS | FUSED_PRODUCTS | FUSED_WINDOWS
+from vdnn.known_ops import known
+from vdnn.known_ops.entry import Arguments, Fill, FromBits, FromWindowIndices
+from vdnn.known_ops.questions import IS_SET
+from vdnn.torch_private import OpOverload, is_non_overlapping_and_dense, without_modes
 
 
 def op_name(node: fx.Node) -> str:
     """`threshold_backward` for every overload of it; empty for what has no schema."""
-    target = node.target
-    return schema_of(target).name.split("::")[1] if isinstance(target, OpOverload) else ""
+    return base_name(node.target) if isinstance(node.target, OpOverload) else ""
 
 
 def wanted(node: fx.Node) -> Mapping[str, Information]:
@@ -51,75 +35,23 @@ def wanted(node: fx.Node) -> Mapping[str, Information]:
     assert isinstance(node.target, OpOverload), f"{node} has no schema"
     arguments = arguments_of(node)
     needs = needs_of(node.target, arguments)
-    details = _DETAILS.get(op_name(node), lambda _: {})(arguments)
-    return {name: _information(need, details.get(name, _BOOLEAN), arguments[name]) for name, need in needs.items()}
+    details = _details(op_name(node), arguments)
+    return {name: _information(need, details.get(name, IS_SET), arguments[name]) for name, need in needs.items()}
+
+
+def _details(name: str, arguments: Arguments) -> Mapping[str, Detail | None]:
+    op = known(name)
+    if op.window_dims:
+        return {"indices": _window_detail(arguments, op.window_dims)}
+    return op.details(arguments) if op.details is not None else {}
 
 
 def _information(need: Need, detail: Detail | None, argument: Any) -> Information:
     if need in (Need.NOTHING, Need.SHAPE, Need.ALL):
         return Information(need)
     tensor = tensor_of(argument) if isinstance(argument, fx.Node) else None
-    is_answerable = tensor is not None and (detail is not _BOOLEAN or tensor.dtype is torch.bool)
+    is_answerable = tensor is not None and (detail is not IS_SET or tensor.dtype is torch.bool)
     return Information(need, detail) if is_answerable and detail is not None else Information(Need.ALL)
-
-
-def _test(test: Test, low: float, high: float, on: float, off: float) -> Detail:
-    return (int(test), float(low), float(high), float(on), float(off))
-
-
-_BOOLEAN = _test(Test.NONZERO, 0, 0, 1, 0)
-
-
-def _above_threshold(arguments: Arguments) -> Mapping[str, Detail]:
-    threshold = float(arguments["threshold"])
-    on = 1.0 if threshold < 1 else 2 * threshold  # any number that is above it
-    return {"self": _test(Test.ABOVE, threshold, 0, on, _number_below(threshold))}
-
-
-def _above_zero(arguments: Arguments) -> Mapping[str, Detail]:
-    return {"self": _test(Test.GREATER, 0, 0, 1, 0)}
-
-
-def _between_bounds(arguments: Arguments) -> Mapping[str, Detail]:
-    # Whether a NaN lies between, aten answers by position: not in the vectorized body of its loop, but in the few
-    # elements left over at the end of each thread's share. No bit knows that position; NaN fails here.
-    low, high = float(arguments["min_val"]), float(arguments["max_val"])
-    return {"self": _test(Test.BETWEEN, low, high, _number_between(low, high), _number_below(low))}
-
-
-def _number_below(bound: float) -> float:
-    """Not the bound itself: rounded to a shorter dtype it may come out above."""
-    return bound - abs(bound) - 1
-
-
-def _number_between(low: float, high: float) -> float:
-    """In the middle, where rounding to a shorter dtype does not leave the interval; bounds may be infinite."""
-    if isinf(low) and isinf(high):
-        return 0.0
-    if isinf(low):
-        return high - abs(high) - 1
-    return low + abs(low) + 1 if isinf(high) else low / 2 + high / 2
-
-
-def _on_the_slope(arguments: Arguments) -> Mapping[str, Detail]:
-    return {"self": _test(Test.BETWEEN, -3, 3, 0, 3)}
-
-
-def _place_in_window(num_dims: int) -> Callable[[Arguments], Mapping[str, Detail | None]]:
-    def details(arguments: Arguments) -> Mapping[str, Detail | None]:
-        return {"indices": _window_detail(arguments, num_dims)}
-
-    return details
-
-
-_DETAILS: dict[str, Callable[[Arguments], Mapping[str, Any]]] = {
-    "threshold_backward": _above_threshold,
-    "leaky_relu_backward": _above_zero,
-    "hardtanh_backward": _between_bounds,
-    "hardsigmoid_backward": _on_the_slope,
-    "max_pool2d_with_indices_backward": _place_in_window(2),
-    "max_pool3d_with_indices_backward": _place_in_window(3),
-}
 
 
 def _window_detail(arguments: Arguments, num_dims: int) -> Detail | None:
@@ -167,13 +99,14 @@ def reads_code(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[f
     """Whether `node` has a form that takes `source` encoded: an op we have fused, elements that lie as the gradient's
     do, fp32."""
     name = op_name(node)
-    if name not in FUSED:
+    form = known(name.removesuffix("_")).encoded
+    if form is None:
         return False
     assert isinstance(node.target, OpOverload), f"{node} has a name and no schema"
     arguments = arguments_of(node)
-    if name in FUSED_MASKS:
+    if isinstance(form, FromBits):
         return arguments["self"] is source and _alike(arguments["grad_output"], source)
-    if name in FUSED_WINDOWS:
+    if isinstance(form, FromWindowIndices):
         return arguments["indices"] is source and _pools_plainly(arguments, source, tensor_of(node))
     other = arguments["other"] if arguments["self"] is source else arguments["self"]
     overwritten = arguments["self"] if name == "mul_" else arguments.get("out")
@@ -199,14 +132,11 @@ def _pools_plainly(arguments: Arguments, indices: fx.Node, result: torch.Tensor 
     return ours.stride() == theirs.stride() and order is not None and order == _memory_order(result, 2)
 
 
-_UNWRITTEN = ("empty_like", "empty_strided")
-
-
 def alphabet_of(dtypes: set[str], writers: Sequence[fx.Node]) -> tuple[float, ...]:
     """The only numbers that the elements of a storage can be, once its writers have run."""
     if dtypes == {"bool"}:
         return (0.0, 1.0)
-    if len(writers) == 3 and op_name(writers[0]) in _UNWRITTEN and op_name(writers[1]) == "bernoulli_":
+    if len(writers) == 3 and known(op_name(writers[0])).fill is Fill.NOTHING and op_name(writers[1]) == "bernoulli_":
         divided, by = writers[2], writers[2].args[1:]
         if op_name(divided) == "div_" and by and isinstance(by[0], (int, float)) and by[0] > 0:  # else 0 is -0 or NaN
             on = _one_over(by[0], tensor_of(divided))

@@ -27,7 +27,7 @@ from vdnn.compile.forms.analysis import Analysis
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.chunked import Network, sample_nbytes, splittable
 from vdnn.compile.forms.linear import is_linear_in_tangent
-from vdnn.compile.forms.rules_of_layers import CROSS_ENTROPIES
+from vdnn.compile.forms.mean_losses import CROSS_ENTROPIES
 from vdnn.compile.forms.stretches import Choice, Program, Stretch, schedule, writes_input
 from vdnn.ir import Phase
 

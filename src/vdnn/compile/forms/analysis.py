@@ -9,7 +9,7 @@ safe, because a whole value may be cut anywhere.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -33,14 +33,14 @@ from vdnn.capture.nodes import (
 )
 from vdnn.capture.ops.information import op_name
 from vdnn.capture.ops.traits import traits_of
-from vdnn.compile.forms import rules_of_layers, rules_of_math, rules_of_views
-from vdnn.compile.forms.rows import Call, MixesSamples, Result, Rows, Split
+from vdnn.compile.forms import rules_of_layers, rules_of_math, rules_of_views  # noqa: F401 - they fill CHUNK_RULES
+from vdnn.compile.forms.rows import CHUNK_RULES, Call, ChunkRule, MixesSamples, Result, Rows, Split
 from vdnn.ir import Role, Trait
+from vdnn.known_ops import KNOWN_OPS
 from vdnn.torch_private import OpOverload
 
-Rule = Callable[[Call], Split]
-
-RULES: dict[str, Rule] = {**rules_of_views.RULES, **rules_of_math.RULES, **rules_of_layers.RULES}
+RULES = {op.name: CHUNK_RULES[op.chunks] for op in KNOWN_OPS.values() if op.chunks}
+"""By name of the op."""
 
 _WHOLE_TRAITS = frozenset({Trait.IN_PLACE, Trait.MUST_KEEP, Trait.COLLECTIVE, Trait.UPDATES})
 
@@ -165,7 +165,7 @@ def _runs_whole(node: fx.Node) -> bool:
     return bool(_WHOLE_TRAITS & traits)
 
 
-def rule_of(node: fx.Node) -> Rule | None:
+def rule_of(node: fx.Node) -> ChunkRule | None:
     rule = RULES.get(op_name(node))
     if rule is None and isinstance(node.target, OpOverload) and torch.Tag.pointwise in node.target.tags:
         return rules_of_math.elementwise

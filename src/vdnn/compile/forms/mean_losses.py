@@ -20,12 +20,15 @@ from vdnn.capture.nodes import arguments_of, is_getitem, op_of, set_value, shape
 from vdnn.capture.ops.information import op_name
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.rows import dims_of
-from vdnn.compile.forms.rules_of_layers import CROSS_ENTROPIES, LOSSES, Reduction
+from vdnn.compile.forms.rules_of_layers import Reduction
+from vdnn.known_ops import names_of
 from vdnn.torch_private import schema_of
 
 aten = torch.ops.aten
 
-_LOSS_BACKWARDS = frozenset(f"{name}_backward" for name in LOSSES)
+CROSS_ENTROPIES = names_of(lambda op: op.chunks == "nll_loss")
+_LOSSES = names_of(lambda op: op.chunks == "loss")
+_LOSS_BACKWARDS = names_of(lambda op: op.chunks == "loss_backward")
 
 
 def sum_instead_of_mean(graph: fx.Graph) -> set[fx.Node]:
@@ -36,7 +39,7 @@ def sum_instead_of_mean(graph: fx.Graph) -> set[fx.Node]:
         with graph.inserting_before(node):
             if name in CROSS_ENTROPIES:
                 counting |= _count_first(node, caller)
-            elif name in LOSSES and _is_mean(node):
+            elif name in _LOSSES and _is_mean(node):
                 _replace(node, _sum_over(node, caller, _largest(node)))
             elif name in _LOSS_BACKWARDS and _is_mean(node):
                 _replace(node, _backward_of_sum(node, caller))

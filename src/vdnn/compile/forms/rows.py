@@ -7,7 +7,7 @@ then cutting its results; a result that sums over samples is the sum of what the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
@@ -135,6 +135,18 @@ class Call:
     def all_results(self, rows: Rows, sizes: Mapping[str, Rows] | None = None) -> Split:
         """Every tensor it returns has the same rows."""
         return self.split(*(None if tensor is None else rows for tensor in self.results), sizes=sizes)
+
+
+ChunkRule = Callable[[Call], Split]
+
+CHUNK_RULES: dict[str, ChunkRule] = {}
+"""By the name under which the table of ops knows them. `rules_of_*.py` write them."""
+
+
+def chunk_rule(rule: ChunkRule) -> ChunkRule:
+    """A function that says how some calls run on a part of the batch. The table of ops knows it by its name."""
+    CHUNK_RULES[rule.__name__] = rule
+    return rule
 
 
 def require(rows: Rows | None) -> Rows:

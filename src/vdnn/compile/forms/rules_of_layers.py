@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import IntEnum
 
-from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, Total, only
+from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, Total, chunk_rule, only
 from vdnn.compile.forms.rules_of_math import elementwise
 
 
@@ -20,9 +20,6 @@ class Reduction(IntEnum):
     NONE = 0
     MEAN = 1
     SUM = 2
-
-
-CROSS_ENTROPIES = frozenset({"nll_loss_forward", "nll_loss2d_forward"})
 
 
 def _leading(call: Call, *names: str) -> Rows:
@@ -41,22 +38,26 @@ def _asked(call: Call, *results: Rows | Total, sizes: Mapping[str, Rows] | None 
     return call.split(*(result if wanted else None for result, wanted in asked), sizes=sizes)
 
 
+@chunk_rule
 def convolution(call: Call) -> Split:
     call.whole(call["weight"], call["bias"])
     return call.split(_leading(call, "input"))
 
 
+@chunk_rule
 def convolution_backward(call: Call) -> Split:
     call.whole(call["weight"])
     return _asked(call, _leading(call, "grad_output", "input"), Total.SUM, Total.SUM)
 
 
+@chunk_rule
 def each_image(call: Call) -> Split:
     """Pools, paddings and their backwards: images, planes and indices into planes in, the same out."""
     names = [name for name, argument in call.arguments.items() if argument in call.sources]
     return call.all_results(_leading(call, *names))
 
 
+@chunk_rule
 def layer_norm(call: Call) -> Split:
     rows = call.rows("input")
     call.take(call["input"], rows)
@@ -65,6 +66,7 @@ def layer_norm(call: Call) -> Split:
     return call.all_results(rows)
 
 
+@chunk_rule
 def layer_norm_backward(call: Call) -> Split:
     rows = call.rows("input")
     for name in ("grad_out", "input", "mean", "rstd"):
@@ -74,6 +76,7 @@ def layer_norm_backward(call: Call) -> Split:
     return _asked(call, rows, Total.SUM, Total.SUM)
 
 
+@chunk_rule
 def rms_norm_backward(call: Call) -> Split:
     rows = call.rows("input")
     for name in ("grad_out", "input", "rstd"):
@@ -88,18 +91,21 @@ def _not_normalized(call: Call, rows: Rows) -> None:
         raise MixesSamples
 
 
+@chunk_rule
 def group_norm(call: Call) -> Split:
     call.whole(call["weight"], call["bias"])
     rows = _leading(call, "input")
     return call.all_results(rows, sizes={"N": rows})
 
 
+@chunk_rule
 def group_norm_backward(call: Call) -> Split:
     call.whole(call["weight"])
     rows = _leading(call, "grad_out", "input", "mean", "rstd")
     return _asked(call, rows, Total.SUM, Total.SUM, sizes={"N": rows})
 
 
+@chunk_rule
 def embedding(call: Call) -> Split:
     rows = call.rows("indices")
     call.whole(call["weight"])
@@ -107,6 +113,7 @@ def embedding(call: Call) -> Split:
     return call.split(rows)
 
 
+@chunk_rule
 def embedding_dense_backward(call: Call) -> Split:
     rows = call.rows("grad_output")
     if call["scale_grad_by_freq"]:  # by how often an index stands in the whole batch
@@ -116,6 +123,7 @@ def embedding_dense_backward(call: Call) -> Split:
     return call.split(Total.SUM)
 
 
+@chunk_rule
 def attention(call: Call) -> Split:
     """The fused kernels for the CPU. With dropout they draw random numbers, which is the whole batch's business."""
     if call["dropout_p"]:
@@ -127,6 +135,7 @@ def attention(call: Call) -> Split:
     return call.all_results(rows)
 
 
+@chunk_rule
 def nll_loss(call: Call) -> Split:
     call.whole(call["weight"])
     rows = _leading(call, "self", "target")
@@ -137,6 +146,7 @@ def nll_loss(call: Call) -> Split:
     return call.split(Total.SUM, Total.SUM)
 
 
+@chunk_rule
 def nll_loss_backward(call: Call) -> Split:
     """The total weight is that of the whole batch, whatever the reduction."""
     call.whole(call["weight"], call["total_weight"])
@@ -146,6 +156,7 @@ def nll_loss_backward(call: Call) -> Split:
     return call.split(_leading(call, "self", "target"))
 
 
+@chunk_rule
 def loss(call: Call) -> Split:
     if call["reduction"] == Reduction.NONE:
         return elementwise(call)
@@ -159,38 +170,8 @@ def loss(call: Call) -> Split:
     return call.split(Total.SUM)
 
 
+@chunk_rule
 def loss_backward(call: Call) -> Split:
     if call["reduction"] not in (Reduction.NONE, Reduction.SUM):
         raise MixesSamples
     return elementwise(call)
-
-
-_IMAGES = """
-    _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward
-    adaptive_max_pool2d adaptive_max_pool2d_backward avg_pool1d avg_pool2d avg_pool2d_backward avg_pool3d
-    avg_pool3d_backward max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices
-    max_pool3d_with_indices_backward pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad1d_backward
-    reflection_pad2d reflection_pad2d_backward replication_pad1d replication_pad1d_backward replication_pad2d
-    replication_pad2d_backward upsample_bilinear2d upsample_nearest2d
-"""
-
-LOSSES = ("binary_cross_entropy", "huber_loss", "mse_loss", "smooth_l1_loss", "soft_margin_loss")
-
-RULES = {
-    **dict.fromkeys(_IMAGES.split(), each_image),
-    **dict.fromkeys(("native_layer_norm", "_fused_rms_norm"), layer_norm),
-    **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), nll_loss),
-    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), nll_loss_backward),
-    **dict.fromkeys(LOSSES, loss),
-    **dict.fromkeys((f"{name}_backward" for name in LOSSES), loss_backward),
-    "_scaled_dot_product_flash_attention_for_cpu": attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": attention,
-    "convolution": convolution,
-    "convolution_backward": convolution_backward,
-    "native_layer_norm_backward": layer_norm_backward,
-    "_fused_rms_norm_backward": rms_norm_backward,
-    "native_group_norm": group_norm,
-    "native_group_norm_backward": group_norm_backward,
-    "embedding": embedding,
-    "embedding_dense_backward": embedding_dense_backward,
-}

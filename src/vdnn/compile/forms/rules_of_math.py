@@ -7,9 +7,10 @@ linear layer's weight.
 
 from __future__ import annotations
 
-from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, Total, dims_of, only, require
+from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, Total, chunk_rule, dims_of, only, require
 
 
+@chunk_rule
 def elementwise(call: Call) -> Split:
     """Of any number of arguments that are broadcast against each other."""
     ndim = call.result.ndim
@@ -20,6 +21,7 @@ def elementwise(call: Call) -> Split:
     return call.all_results(rows)
 
 
+@chunk_rule
 def over_rows(call: Call) -> Split:
     """Ops that read along a dim and keep all dims: softmax and its backward, cumulative sums, sorting."""
     rows = only(found for found in map(call.known, call.sources) if found)
@@ -31,6 +33,7 @@ def over_rows(call: Call) -> Split:
     return call.all_results(rows)
 
 
+@chunk_rule
 def triangle(call: Call) -> Split:
     rows = call.rows("self")
     call.take(call["self"], rows)
@@ -39,6 +42,7 @@ def triangle(call: Call) -> Split:
     return call.split(rows)
 
 
+@chunk_rule
 def reduce(call: Call) -> Split:
     """Over dims that are not the batch."""
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
@@ -50,6 +54,7 @@ def reduce(call: Call) -> Split:
     return call.all_results(kept)
 
 
+@chunk_rule
 def add_up(call: Call) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     if rows.dim not in dims_of(call["dim"], ndim):
@@ -58,6 +63,7 @@ def add_up(call: Call) -> Split:
     return call.split(Total.SUM)
 
 
+@chunk_rule
 def product(call: Call) -> Split:
     """`mm` and `bmm`, with the rows in either factor, in a dim of the result or in the one that is contracted."""
     second = call["mat2"]
@@ -67,6 +73,7 @@ def product(call: Call) -> Split:
     return call.split(found)
 
 
+@chunk_rule
 def add_to_product(call: Call) -> Split:
     """`addmm` and `baddbmm`. What is added would be added once per part if the batch were contracted."""
     names = ("mat1", "mat2") if call["mat1"] is not None else ("batch1", "batch2")
@@ -101,28 +108,3 @@ def _rows_of_product(call: Call, first: object, second: object) -> Rows | None:
     call.take(first, rows)
     call.take(second, rows)
     return rows
-
-
-_UNTAGGED_ELEMENTWISE = """
-    _prelu_kernel _prelu_kernel_backward _to_copy copy elu_backward empty_like full_like hardshrink_backward
-    hardsigmoid_backward hardswish_backward hardtanh_backward leaky_relu_backward log_sigmoid_backward
-    log_sigmoid_forward masked_fill mish_backward ones_like softplus_backward softshrink_backward zeros_like
-"""
-"""Elementwise ops that PyTorch does not tag as pointwise."""
-
-_OVER_ROWS = """
-    _log_softmax _log_softmax_backward_data _safe_softmax _softmax _softmax_backward_data cumprod cumsum flip gather
-    logcumsumexp sort topk
-"""
-
-_REDUCTIONS = "all amax amin any argmax argmin logsumexp max mean min prod std var var_mean"
-
-RULES = {
-    **dict.fromkeys(_UNTAGGED_ELEMENTWISE.split(), elementwise),
-    **dict.fromkeys(_OVER_ROWS.split(), over_rows),
-    **dict.fromkeys(_REDUCTIONS.split(), reduce),
-    **dict.fromkeys(("tril", "triu"), triangle),
-    **dict.fromkeys(("mm", "bmm"), product),
-    **dict.fromkeys(("addmm", "baddbmm"), add_to_product),
-    "sum": add_up,
-}

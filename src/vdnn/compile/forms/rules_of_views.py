@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from math import prod
 
-from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, dims_of, only, require
+from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, chunk_rule, dims_of, only, require
 
 
+@chunk_rule
 def view(call: Call) -> Split:
     if call["size"] is None:  # as another dtype
         raise MixesSamples
@@ -25,12 +26,14 @@ def view(call: Call) -> Split:
     raise MixesSamples
 
 
+@chunk_rule
 def permute(call: Call) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
     return call.split(rows.moved(dims_of(call["dims"], ndim).index(rows.dim)))
 
 
+@chunk_rule
 def transpose(call: Call) -> Split:
     """`t` is the transpose of two dims."""
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
@@ -41,6 +44,7 @@ def transpose(call: Call) -> Split:
     return call.split(rows.moved({first: second, second: first}.get(rows.dim, rows.dim)))
 
 
+@chunk_rule
 def unsqueeze(call: Call) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
@@ -48,6 +52,7 @@ def unsqueeze(call: Call) -> Split:
     return call.split(rows.moved(rows.dim + (dim <= rows.dim)))
 
 
+@chunk_rule
 def squeeze(call: Call) -> Split:
     rows, shape = call.rows("self"), call.shape(call["self"])
     call.take(call["self"], rows)
@@ -55,6 +60,7 @@ def squeeze(call: Call) -> Split:
     return call.split(rows.moved(rows.dim - sum(dim < rows.dim for dim in removed)))
 
 
+@chunk_rule
 def expand(call: Call) -> Split:
     rows = call.rows("self")
     call.take(call["self"], rows)
@@ -62,6 +68,7 @@ def expand(call: Call) -> Split:
     return call.split(found, sizes={"size": found})
 
 
+@chunk_rule
 def repeat(call: Call) -> Split:
     rows = call.rows("self")
     call.take(call["self"], rows)
@@ -71,6 +78,7 @@ def repeat(call: Call) -> Split:
     return call.split(rows.moved(dim))
 
 
+@chunk_rule
 def part(call: Call) -> Split:
     """`slice`, and `split` into several. Along the batch only if nothing is cut off."""
     rows, shape = call.rows("self"), call.shape(call["self"])
@@ -81,6 +89,7 @@ def part(call: Call) -> Split:
     return call.all_results(rows)
 
 
+@chunk_rule
 def select(call: Call) -> Split:
     """`select` takes one index of a dim, `unbind` every one."""
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
@@ -91,6 +100,7 @@ def select(call: Call) -> Split:
     return call.all_results(rows.moved(rows.dim - (dim < rows.dim)))
 
 
+@chunk_rule
 def slice_backward(call: Call) -> Split:
     rows = call.rows("grad_output")
     call.take(call["grad_output"], rows)
@@ -100,6 +110,7 @@ def slice_backward(call: Call) -> Split:
     return call.split(rows, sizes={"input_sizes": rows})
 
 
+@chunk_rule
 def select_backward(call: Call) -> Split:
     rows = call.rows("grad_output")
     call.take(call["grad_output"], rows)
@@ -108,6 +119,7 @@ def select_backward(call: Call) -> Split:
     return call.split(found, sizes={"input_sizes": found})
 
 
+@chunk_rule
 def put_part(call: Call) -> Split:
     """`slice_scatter` and `select_scatter`: a copy with a part of another dim replaced."""
     rows, ndim = only(filter(None, [call.known(call["self"])])), len(call.shape(call["self"]))
@@ -120,6 +132,7 @@ def put_part(call: Call) -> Split:
     return call.split(rows)
 
 
+@chunk_rule
 def concatenate(call: Call) -> Split:
     rows = only(found for found in map(call.known, call["tensors"]) if found)
     for tensor in call["tensors"]:
@@ -130,6 +143,7 @@ def concatenate(call: Call) -> Split:
     return call.split(rows)
 
 
+@chunk_rule
 def stack(call: Call) -> Split:
     rows = only(found for found in map(call.known, call["tensors"]) if found)
     for tensor in call["tensors"]:
@@ -138,6 +152,7 @@ def stack(call: Call) -> Split:
     return call.split(rows.moved(rows.dim + (dim <= rows.dim)))
 
 
+@chunk_rule
 def pad(call: Call) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
@@ -147,6 +162,7 @@ def pad(call: Call) -> Split:
     return call.split(rows)
 
 
+@chunk_rule
 def new_like(call: Call) -> Split:
     """A constant of a size that is written out: with rows where the tensor has them whose dtype it takes."""
     rows = require(call.known(call["self"]))
@@ -154,23 +170,3 @@ def new_like(call: Call) -> Split:
     if tuple(call["size"][rows.dim : rows.dim + 1]) != (rows.of(call.batch),):
         raise MixesSamples
     return call.split(rows, sizes={"size": rows})
-
-
-RULES = {
-    **dict.fromkeys(("view", "_unsafe_view"), view),
-    **dict.fromkeys(("t", "transpose"), transpose),
-    **dict.fromkeys(("slice", "split", "split_with_sizes"), part),
-    **dict.fromkeys(("select", "unbind"), select),
-    **dict.fromkeys(("slice_scatter", "select_scatter"), put_part),
-    **dict.fromkeys(("new_zeros", "new_ones", "new_full", "new_empty"), new_like),
-    "permute": permute,
-    "unsqueeze": unsqueeze,
-    "squeeze": squeeze,
-    "expand": expand,
-    "repeat": repeat,
-    "slice_backward": slice_backward,
-    "select_backward": select_backward,
-    "cat": concatenate,
-    "stack": stack,
-    "constant_pad_nd": pad,
-}

@@ -26,29 +26,13 @@ import torch
 from torch import fx
 
 from vdnn.capture.nodes import is_getitem, tensor_of, value_of
+from vdnn.capture.ops.overloads import base_name, overloads
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Trait
+from vdnn.known_ops import known
 from vdnn.rewrite.halves import Half
 from vdnn.runtime.running_step import look, phantom
 from vdnn.torch_private import OpOverload, schema_of
-
-ALSO_FUSED = frozenset(
-    {
-        "_log_softmax",
-        "_log_softmax_backward_data",
-        "_native_batch_norm_legit",
-        "_softmax",
-        "_softmax_backward_data",
-        "_to_copy",
-        "clone",
-        "native_batch_norm_backward",
-        "native_group_norm",
-        "native_group_norm_backward",
-        "native_layer_norm",
-        "native_layer_norm_backward",
-    }
-)
-"""Ops without PyTorch's tags `pointwise` and `reduction` that Inductor writes out as loops all the same."""
 
 NO_MEMORY: frozenset[object] = frozenset({look, phantom})
 """Calls of the runtime that only look at bytes, so that they may as well come before a region."""
@@ -203,18 +187,16 @@ def _is_plain(value: Any) -> bool:
 
 @functools.cache
 def _is_fused(op: OpOverload) -> bool:
-    name = schema_of(op).name.split("::")[1]
     if op.namespace != "aten" or {Trait.RANDOM, Trait.MUST_KEEP} & traits_of(op):
         return False
+    fuses = known(base_name(op)).inductor_fuses
     aliases = [result.alias_info is not None for result in schema_of(op).returns]
     if len(aliases) != 1 and any(aliases):
         return False  # several results in storages that were given: which is which, only the schema of each op says
     if Trait.VIEW in traits_of(op):
-        # Where a look lies in its storage is not known to a kernel, which is given addresses.
-        return name != "as_strided" and isinstance(schema_of(op).returns[0].type, torch.TensorType)
-    packet = getattr(torch.ops.aten, name)
-    tags = {tag for overload in packet.overloads() for tag in getattr(packet, overload).tags}
-    return name in ALSO_FUSED or bool(tags & {torch.Tag.pointwise, torch.Tag.reduction})
+        return fuses is not False and isinstance(schema_of(op).returns[0].type, torch.TensorType)
+    tags = {tag for overload in overloads(base_name(op)) for tag in overload.tags}
+    return bool(fuses) or bool(tags & {torch.Tag.pointwise, torch.Tag.reduction})
 
 
 def source_of(node: fx.Node) -> fx.Node | None:

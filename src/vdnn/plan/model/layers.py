@@ -11,29 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 from vdnn.ir import Graph, Op, Role, Trait
+from vdnn.known_ops import known
+from vdnn.known_ops.entry import LayerKind
 
-CONVOLUTIONS = frozenset({"convolution", "_convolution", "conv1d", "conv2d", "conv3d", "mkldnn_convolution"})
-POOLINGS = frozenset(
-    f"{pool}{dim}d{suffix}"
-    for dim in (1, 2, 3)
-    for pool, suffix in (
-        ("max_pool", ""),
-        ("max_pool", "_with_indices"),
-        ("avg_pool", ""),
-        ("adaptive_max_pool", ""),
-        ("_adaptive_avg_pool", ""),
-    )
-)
 _SHARED_BY_ALL = frozenset({Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE})  # says nothing about which layer reads
-
-
-class LayerKind(StrEnum):
-    CONV = "convolution"
-    POOL = "pooling"
-    OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +47,7 @@ def layers(graph: Graph) -> tuple[Layer, ...]:
 
 
 def kind_of(op: Op) -> LayerKind:
-    name = base_name(op)
-    if name in CONVOLUTIONS:
-        return LayerKind.CONV
-    return LayerKind.POOL if name in POOLINGS else LayerKind.OTHER
+    return known(base_name(op)).layer
 
 
 def base_name(op: Op) -> str:

@@ -14,21 +14,15 @@ from dataclasses import dataclass
 from math import prod
 
 from vdnn.ir import Graph, Op, Role, Trait
+from vdnn.known_ops import known
+from vdnn.known_ops.entry import Checkpoint
 from vdnn.plan.model.gaps import uses
-from vdnn.plan.model.layers import CONVOLUTIONS, base_name
+from vdnn.plan.model.layers import base_name
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.stashes import Stash, stashes
 
-CHECKPOINTS = CONVOLUTIONS | frozenset(
-    {
-        *("conv", "fc", "join", "fork", "concat", "data", "softmax"),  # the papers' layers
-        *("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "dot", "mv", "addmv"),
-        *("cat", "stack", "embedding", "_log_softmax", "nll_loss_forward", "nll_loss2d_forward"),
-    }
-)
-"""Ops whose results are worth keeping."""
-
-_JOINS = frozenset({"add", "add_"})
+_LAYERS_OF_PAPERS = frozenset({"conv", "fc", "join", "fork", "concat", "data", "softmax"})
+"""Checkpoints of graphs that are written down layer by layer."""
 
 HEAVY = 16
 """Arithmetic per element of the result from which on an op that nobody has named is a checkpoint: an activation does a
@@ -49,9 +43,9 @@ class Segment:
 
 def is_checkpoint(graph: Graph, op: Op) -> bool:
     name = base_name(op)
-    if name in CHECKPOINTS:
+    if known(name).checkpoint is Checkpoint.ALWAYS or name in _LAYERS_OF_PAPERS:
         return True
-    if name in _JOINS:  # of two maps; adding a bias is no join
+    if known(name.removesuffix("_")).checkpoint is Checkpoint.OF_TWO_MAPS:
         maps = {graph.values[r.value].storage for r in op.reads}
         return sum(graph.storages[storage].role is Role.FEATURE_MAP for storage in maps) > 1
     elements = sum(prod(graph.values[value].shape) for value in op.writes)

@@ -13,19 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from vdnn.ir import NO_USE, Graph, Information, Need, Op, Read, Trait
+from vdnn.known_ops import known
+from vdnn.known_ops.entry import Zeros
 from vdnn.plan.model.gaps import movable, uses
-
-_MAKE_ZEROS = frozenset({"relu", "relu_", "threshold", "threshold_"})
-"""Ops that set every other element or so to zero."""
-
-_KEEP_ZEROS = frozenset({"cat", "clone"})
-"""Ops whose results have zeros where all that they read have."""
-
-_MULTIPLY = frozenset({"mul", "mul_"})
-
-_LOSSES = frozenset({"_log_softmax", "nll_loss_forward", "nll_loss2d_forward", "binary_cross_entropy", "mse_loss"})
-"""What a loss computes is no map: gradients begin there, and rounding it would spoil all of them. The count of images
-that a mean divides by is among its results."""
 
 STATISTIC = 8
 """A result this many times smaller than another of the same op stands beside it: the mean next to what was normalized.
@@ -114,14 +104,13 @@ def with_zeros(graph: Graph) -> set[int]:
 
 
 def _writes_zeros(graph: Graph, op: Op, zeros: set[int]) -> bool:
-    name = _name(op)
+    zeros_of_op = known(_name(op).removesuffix("_")).zeros
     read = [graph.values[r.value].storage for r in op.reads if r.need is Need.ALL]
-    if name in _MAKE_ZEROS:
+    if zeros_of_op is Zeros.MADE:
         return True
-    if name in _KEEP_ZEROS:
+    if zeros_of_op is Zeros.WHERE_ALL_HAVE:
         return bool(read) and all(storage in zeros for storage in read)
-    # A product is zero where a factor is; of dropout's noise too few elements are.
-    return name in _MULTIPLY and any(storage in zeros for storage in read)
+    return zeros_of_op is Zeros.WHERE_ANY_HAS and any(storage in zeros for storage in read)
 
 
 def _name(op: Op) -> str:
@@ -139,7 +128,7 @@ def with_maps(graph: Graph) -> set[int]:
 
 
 def _maps_of(graph: Graph, op: Op) -> Iterator[int]:
-    if _name(op) in _LOSSES:
+    if known(_name(op)).in_loss:  # the count of images that a mean divides by is among its results
         return
     written = [graph.values[value].storage for value in op.writes]
     largest = max((graph.storages[storage].nbytes for storage in written), default=0)

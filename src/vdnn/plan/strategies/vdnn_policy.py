@@ -24,10 +24,11 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from vdnn.ir import Graph
+from vdnn.known_ops.entry import LayerKind
 from vdnn.plan.judge.infeasible import infeasible
 from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.gaps import movable, uses
-from vdnn.plan.model.layers import Layer, LayerKind, layers
+from vdnn.plan.model.layers import Layer, layers
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.tier_room import Room

@@ -1,0 +1,39 @@
+"""One table of ops: all that vdnn knows of an op by its name is one entry here. No torch, so planning reads it too.
+
+`known("relu").in_place` answers a question about one op, `names_of(lambda op: op.draws)` lists the ops of which
+something holds. Entries lie by kind in the files beside this one; `entry.py` says what each field means. To teach vdnn
+an op is to write its entry, or to add its name to a family of which the same is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from vdnn.known_ops import activations, arithmetic, creation, layers, losses, rearranging
+from vdnn.known_ops.entry import KnownOp
+
+_FILES = (activations, losses, layers, arithmetic, rearranging, creation)
+
+
+def _table() -> Mapping[str, KnownOp]:
+    entries = [entry for file in _FILES for entry in file.OPS]
+    table = {entry.name: entry for entry in entries}
+    assert len(table) == len(entries), "an op has two entries"
+    return MappingProxyType(table)
+
+
+KNOWN_OPS = _table()
+"""Every entry, by name."""
+
+_UNKNOWN = KnownOp("")
+
+
+def known(name: str) -> KnownOp:
+    """What is known of an op. Of one without an entry: nothing, which is safe."""
+    return KNOWN_OPS.get(name, _UNKNOWN)
+
+
+def names_of(holds: Callable[[KnownOp], object]) -> frozenset[str]:
+    """The ops of which something holds."""
+    return frozenset(name for name, op in KNOWN_OPS.items() if holds(op))
