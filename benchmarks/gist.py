@@ -131,7 +131,7 @@ class Contender:
     def num_too_dense(self) -> int:
         """How often data did not fit the room its code was given, over all steps."""
         (executor,) = session_of(self.step).executors
-        return executor.codes.found.num_too_dense
+        return executor.encodings.found.num_too_dense
 
 
 def measured(network: Network, batch: int, strategies: Sequence[str], rounds: int) -> list[Contender]:

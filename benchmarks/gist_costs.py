@@ -4,9 +4,9 @@ The runtime's watched steps note when every instruction begins and ends. Plans t
 shortest time over all rounds counts, so that what other processes steal is left out as far as it can be; then
 instructions of a kind are added up. Watching costs each instruction some microseconds, under every plan alike.
 
-Backward ops that read a code as it is appear under the name of the aten op they replace, so that a line compares the
-two. The line before the last adds up only what codecs can change: encoding, decoding and those ops. All other ops are
-the same under both plans; where they differ, other processes were too busy for the shortest time to be a quiet one.
+Backward ops that read an encoding as it is appear under the name of the aten op they replace, so that a line compares
+the two. The line before the last adds up only what codecs can change: encoding, decoding and those ops. All other ops
+are the same under both plans; where they differ, other processes were too busy for the shortest time to be a quiet one.
 
     python benchmarks/gist_costs.py                      # VGG-16, some minutes
     python benchmarks/gist_costs.py googlenet --batch 8 --strategies gist-fp8 --rounds 9
@@ -74,8 +74,8 @@ class Watched:
             found[kind_of(self.plan, instruction)] += float(seconds)
         return found
 
-    def kinds_with_codes(self) -> set[str]:
-        """Kinds of instructions that write or read a code."""
+    def kinds_with_encodings(self) -> set[str]:
+        """Kinds of instructions that write or read an encoding."""
         graph = self.plan.problem.graph
         direct = {d.storage for d in self.plan.decisions if isinstance(d.action, Encode) and d.action.direct}
         return {
@@ -118,7 +118,7 @@ def rows(plans: Sequence[Watched]) -> Iterator[list[str]]:
     for kind in shown:
         yield row(kind, times, [kind], whole)
     yield row("all others", times, [kind for kind in kinds if kind not in shown], whole)
-    yield row("**what codecs change**", times, sorted(plans[-1].kinds_with_codes()), whole)
+    yield row("**what codecs change**", times, sorted(plans[-1].kinds_with_encodings()), whole)
     yield row("**all**", times, kinds, whole)
 
 

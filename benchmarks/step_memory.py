@@ -8,9 +8,9 @@ What is there when a step begins: parameters, buffers and the sample; and what a
 found as the growth of all live tensors since before it was built. vdnn's stand-ins for dropped maps are not among them:
 they have an address and no memory (`vdnn/runtime/phantom.py`).
 
-Two kinds of vdnn's memory do not come from that allocator, and `uncounted_mappings` finds them: blocks for codes, which
-then count like tensors, and the staging buffers of the disk tier. All models share those, so they are a figure of their
-own: the pages with memory behind them.
+Two kinds of vdnn's memory do not come from that allocator, and `uncounted_mappings` finds them: blocks for encodings,
+which then count like tensors, and the staging buffers of the disk tier. All models share those, so they are a figure of
+their own: the pages with memory behind them.
 
 Not in the figure, for anybody: what libraries keep for the life of the process, compiled code, Python's own objects.
 """
@@ -91,7 +91,7 @@ class Mappings:
 @contextmanager
 def uncounted_mappings() -> Iterator[Mappings]:
     """Within it, an allocation of the same size that nobody touches stands beside every block that vdnn maps for
-    codes, for as long as the block lives: the allocator's events show it, and no memory is taken."""
+    encodings, for as long as the block lives: the allocator's events show it, and no memory is taken."""
     mappings, map_block, new_buffer = Mappings(), buffers._mapped, StagingPool._new_buffer
 
     def block_with_shadow(nbytes: int) -> mmap.mmap:

@@ -54,7 +54,7 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
 
     `lossy="fp16"` (or "bf16", "fp10", "fp8") lets feature maps be rounded between forward and backward; the report then
     says how far the first step's gradients are from the exact ones. `density` is the share of non-zero elements for
-    which sparse codes get room.
+    which sparse encodings get room.
 
     `exact=False` lets sums be added up in another order where that is faster or needs less: convolutions, the largest
     ops in chunks of the batch, or the whole step. Gradients then differ in the last bits; the report says where, and

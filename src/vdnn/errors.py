@@ -35,8 +35,8 @@ class LostHandle(VdnnError, RuntimeError):
     """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
 
 
-class CodeTooLarge(VdnnError, RuntimeError):
-    """A map was denser than its code had been planned for, and nothing else could hold it."""
+class EncodingTooLarge(VdnnError, RuntimeError):
+    """A map was denser than its encoding had been planned for, and nothing else could hold it."""
 
 
 class TierFull(VdnnError, MemoryError):

@@ -129,13 +129,13 @@ class Value:
 class Read:
     """One op reads one value, and takes `need` of it, to be exact `detail`.
 
-    `reads_code`: the op has a form that takes the value encoded for just this, so that nobody has to decode it.
+    `reads_encoded`: the op has a form that takes the value encoded for just this, so that nobody has to decode it.
     """
 
     value: int
     need: Need = Need.ALL
     detail: Detail = ()
-    reads_code: bool = False
+    reads_encoded: bool = False
 
     @property
     def information(self) -> Information:

@@ -75,7 +75,8 @@ def actions_of(virtual: Any) -> dict[str, Action]:
     return {storages[d.storage].name: d.action for d in executor.plan.decisions}
 
 
-def codes_of(virtual: Any) -> dict[str, str]:
-    """Codecs by storage name: "sign-mask" where the code is decoded, "sign-mask, read" where it is read as it is."""
+def encodings_of(virtual: Any) -> dict[str, str]:
+    """Codecs by storage name: "sign-mask" where the encoding is decoded, "sign-mask, read" where it is read as it
+    is."""
     found = {name: action for name, action in actions_of(virtual).items() if isinstance(action, Encode | EncodeOffload)}
     return {name: action.codec + (", read" if action.direct else "") for name, action in found.items()}

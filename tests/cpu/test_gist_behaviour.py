@@ -1,4 +1,4 @@
-"""Codes through everything a training loop does: kept graphs, dropped graphs, threads, errors, slower tiers."""
+"""Encodings through everything a training loop does: kept graphs, dropped graphs, threads, errors, slower tiers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ GIST: dict[str, Any] = {"strategy": "gist"}
 
 
 def network() -> nn.Module:
-    """Signs, windows, noise, zeros and a shape: every kind of code in one small network."""
+    """Signs, windows, noise, zeros and a shape: every kind of encoding in one small network."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
@@ -76,7 +76,7 @@ def test_several_steps_are_exact_and_in_the_bytes_that_were_simulated(front_end:
     assert_measured_as_simulated(virtual)
 
 
-def test_several_forwards_before_their_backwards_keep_their_codes_apart() -> None:
+def test_several_forwards_before_their_backwards_keep_their_encodings_apart() -> None:
     def steps(model: Any) -> None:
         losses = [model(images() * scale).sum() for scale in (1, 2, -3)]
         for loss in (losses[1], losses[2], losses[0]):
@@ -217,7 +217,7 @@ Change = Callable[[Encode], EncodeOffload]
 
 
 def travelling(tier: str, fetch: str, *, decoded: bool) -> Change:
-    """A code's way to a tier and back: sent at once, fetched where it is used, or as early as can be."""
+    """An encoding's way to a tier and back: sent at once, fetched where it is used, or as early as can be."""
 
     def change(action: Encode) -> EncodeOffload:
         direct = action.direct and not decoded
@@ -252,7 +252,7 @@ def _changed(plan: Plan, change: Change) -> Iterator[Decision]:
 @pytest.mark.parametrize("decoded", [False, True])
 @pytest.mark.parametrize("fetch", ["late", "early"])
 @pytest.mark.parametrize("machine", MACHINES)
-def test_codes_that_travel_come_back_exactly_and_within_the_budget(
+def test_encodings_that_travel_come_back_exactly_and_within_the_budget(
     by_hand: Any, machine: str, fetch: str, decoded: bool
 ) -> None:
     strategy = by_hand(travelling(MACHINES[machine].tiers[-1].name, fetch, decoded=decoded))
@@ -270,7 +270,7 @@ def test_codes_that_travel_come_back_exactly_and_within_the_budget(
     assert executor.measured.timeline.peak_nbytes <= smallest
 
 
-def test_codes_that_travel_leave_their_tier_with_their_graph(by_hand: Any) -> None:
+def test_encodings_that_travel_leave_their_tier_with_their_graph(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
     virtual = vdnn.virtualize(network(), (images(),), device=DISK, strategy=strategy)
     loss = virtual(images()).sum()
@@ -279,7 +279,7 @@ def test_codes_that_travel_leave_their_tier_with_their_graph(by_hand: Any) -> No
     assert used_nbytes(virtual) == 0
 
 
-def test_a_kept_graph_fetches_codes_again(by_hand: Any) -> None:
+def test_a_kept_graph_fetches_encodings_again(by_hand: Any) -> None:
     def steps(model: Any) -> None:
         loss = model(images()).sum()
         loss.backward(retain_graph=True)
@@ -288,7 +288,7 @@ def test_a_kept_graph_fetches_codes_again(by_hand: Any) -> None:
     check(network(), steps, strategy=by_hand(travelling("disk", "late", decoded=False)), device=DISK)
 
 
-def test_codes_that_travel_are_lost_with_their_handle(by_hand: Any) -> None:
+def test_encodings_that_travel_are_lost_with_their_handle(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
     virtual = vdnn.virtualize(network(), (images(),), device=DISK, strategy=strategy)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
@@ -297,11 +297,11 @@ def test_codes_that_travel_are_lost_with_their_handle(by_hand: Any) -> None:
         loss.backward()
 
 
-def test_a_code_that_travels_and_does_not_fit_takes_the_whole_map_along(by_hand: Any) -> None:
+def test_an_encoding_that_travels_and_does_not_fit_takes_the_whole_map_along(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
     plain, virtual = pair(network(), device=DISK, strategy=strategy, density=0.02, budget="100%", costs="roofline")
     both(plain, virtual, lambda model: backward(model, images()))
     assert_same_state(plain, virtual)
     (executor,) = executors(virtual)
-    assert executor.codes.found.num_too_dense > 0
+    assert executor.encodings.found.num_too_dense > 0
     assert used_nbytes(virtual) == 0

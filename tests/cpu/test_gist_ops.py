@@ -1,7 +1,7 @@
-"""Every op whose backward is served from a code has the gradient it has in plain PyTorch, bit for bit.
+"""Every op whose backward is served from an encoding has the gradient it has in plain PyTorch, bit for bit.
 
-One test per row of `capture/ops/information.py`, over layouts, dtypes and odd values; each says which code was used, so
-that a row that stops applying is noticed.
+One test per row of `capture/ops/information.py`, over layouts, dtypes and odd values; each says which encoding was
+used, so that a row that stops applying is noticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import assert_measured_as_simulated
-from exactness import actions_of, codes_of, trained, with_shift
+from exactness import actions_of, encodings_of, trained, with_shift
 from torch import Tensor, nn
 
 from vdnn.plan.model.actions import Drop
@@ -69,9 +69,9 @@ def test_an_activation_is_exact_from_bits(op: str, given: str) -> None:
     function, codec = QUESTIONS[op]
     virtual = trained(with_shift(function, INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    (code,) = codes_of(virtual).values()
-    assert code.removesuffix(", read") == codec
-    assert code.endswith(", read") or given != "odd sizes"
+    (encoding,) = encodings_of(virtual).values()
+    assert encoding.removesuffix(", read") == codec
+    assert encoding.endswith(", read") or given != "odd sizes"
 
 
 PROBABILITIES = (0.1, 0.3, 0.5, 0.9)
@@ -82,14 +82,14 @@ PROBABILITIES = (0.1, 0.3, 0.5, 0.9)
 def test_dropout_is_exact_from_bits(probability: float, given: str) -> None:
     virtual = trained(with_shift(lambda _, x: F.dropout(x, probability), INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    (code,) = codes_of(virtual).values()
-    assert code.removesuffix(", read") == "bool-mask"
+    (encoding,) = encodings_of(virtual).values()
+    assert encoding.removesuffix(", read") == "bool-mask"
 
 
 def test_dropout_in_place_is_exact_from_bits() -> None:
     x = INPUTS["odd values"]
     virtual = trained(with_shift(lambda _, x: F.dropout(x * 2, 0.4, inplace=True), x), x)
-    assert list(codes_of(virtual).values()) == ["bool-mask, read"]
+    assert list(encodings_of(virtual).values()) == ["bool-mask, read"]
 
 
 @pytest.mark.parametrize("form", [F.dropout1d, F.dropout2d, F.alpha_dropout, F.feature_alpha_dropout])
@@ -111,7 +111,7 @@ MASKS: dict[str, Function] = {
 def test_a_mask_that_forward_makes_is_kept_as_bits(op: str, given: str) -> None:
     virtual = trained(with_shift(MASKS[op], INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    assert set(codes_of(virtual).values()) == {"bool-mask"}
+    assert set(encodings_of(virtual).values()) == {"bool-mask"}
 
 
 POOLS: dict[str, Function] = {
@@ -128,16 +128,16 @@ POOLS: dict[str, Function] = {
 
 @EACH_INPUT
 @pytest.mark.parametrize("op", POOLS)
-def test_a_max_pool_is_exact_from_window_codes(op: str, given: str) -> None:
+def test_a_max_pool_is_exact_from_window_encodings(op: str, given: str) -> None:
     virtual = trained(with_shift(POOLS[op], INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    codes = codes_of(virtual)
-    assert codes["max_pool2d_with_indices.1"].removesuffix(", read") == "window-index"
+    encodings = encodings_of(virtual)
+    assert encodings["max_pool2d_with_indices.1"].removesuffix(", read") == "window-index"
 
 
-def test_a_max_pool_without_a_batch_is_exact_from_window_codes() -> None:
+def test_a_max_pool_without_a_batch_is_exact_from_window_encodings() -> None:
     virtual = trained(with_shift(POOLS["overlapping, padded"], random(3, 9, 7)), random(3, 9, 7))
-    assert codes_of(virtual) == {"max_pool2d_with_indices.1": "window-index, read"}
+    assert encodings_of(virtual) == {"max_pool2d_with_indices.1": "window-index, read"}
 
 
 POOLS_3D: dict[str, Function] = {
@@ -148,10 +148,10 @@ POOLS_3D: dict[str, Function] = {
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d])
 @pytest.mark.parametrize("op", POOLS_3D)
-def test_a_three_dimensional_pool_is_exact_from_window_codes(op: str, layout: torch.memory_format) -> None:
+def test_a_three_dimensional_pool_is_exact_from_window_encodings(op: str, layout: torch.memory_format) -> None:
     x = random(2, 3, 5, 6, 7).contiguous(memory_format=layout)
     virtual = trained(with_shift(POOLS_3D[op], x), x)
-    assert codes_of(virtual) == {"max_pool3d_with_indices.1": "window-index"}
+    assert encodings_of(virtual) == {"max_pool3d_with_indices.1": "window-index"}
 
 
 def unpooled(_: Any, x: Tensor) -> Tensor:
@@ -161,13 +161,13 @@ def unpooled(_: Any, x: Tensor) -> Tensor:
 def test_indices_that_an_unpooling_reads_too_stay_what_they_are() -> None:
     x = random(2, 3, 8, 6)
     virtual = trained(with_shift(unpooled, x), x)
-    assert "max_pool2d_with_indices.1" not in codes_of(virtual)
+    assert "max_pool2d_with_indices.1" not in encodings_of(virtual)
 
 
 def test_indices_that_a_user_keeps_stay() -> None:
     x = random(2, 3, 8, 6)
     virtual = trained(with_shift(lambda _, x: F.max_pool2d(x, 2, return_indices=True), x), x)
-    assert codes_of(virtual) == {}
+    assert encodings_of(virtual) == {}
 
 
 def test_an_adaptive_pool_drops_its_input_and_keeps_its_indices() -> None:
@@ -187,17 +187,17 @@ def test_a_relu_before_a_convolution_is_exact_from_its_values_that_are_not_zero(
     x = INPUTS[given]
     conv = nn.Conv2d(x.shape[1], 2, 3).to(x.dtype)
     virtual = trained(with_shift(lambda self, x: self.conv(F.relu(x)), x, conv=conv), x)
-    assert list(codes_of(virtual).values()) == ["sparse"]
+    assert list(encodings_of(virtual).values()) == ["sparse"]
 
 
 def test_a_product_of_sparse_maps_is_exact() -> None:
     x = INPUTS["odd values"]
     virtual = trained(with_shift(lambda _, x: F.relu(x) * F.relu(-x), x), x)
-    assert set(codes_of(virtual).values()) == {"sparse"}
+    assert set(encodings_of(virtual).values()) == {"sparse"}
 
 
 def test_few_values_are_exact_in_the_published_form() -> None:
     x = random(2, 4, 16, 16) - 3
     conv = nn.Conv2d(4, 2, 3)
     virtual = trained(with_shift(lambda self, x: self.conv(F.relu(x)), x, conv=conv), x, density=0.05)
-    assert list(codes_of(virtual).values()) == ["csr"]
+    assert list(encodings_of(virtual).values()) == ["csr"]

@@ -36,7 +36,7 @@ def network(name: str) -> tuple[Any, nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def num_too_dense(virtual: Any) -> int:
-    return sum(executor.codes.found.num_too_dense for executor in executors(virtual))
+    return sum(executor.encodings.found.num_too_dense for executor in executors(virtual))
 
 
 def assert_as_simulated_unless_too_dense(virtual: Any) -> None:

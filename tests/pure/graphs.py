@@ -56,7 +56,7 @@ class Builder:
     ) -> str:
         """`makes`: new values and the bytes of their storages; `into`: new values and the values whose they share.
 
-        A read is a name, or a name with what else `Read` takes: need, detail, whether the op can read a code.
+        A read is a name, or a name with what else `Read` takes: need, detail, whether the op can read an encoding.
         """
         taken = tuple(Read(self.value(r)) if isinstance(r, str) else Read(self.value(r[0]), *r[1:]) for r in reads)
         usual = Role.FEATURE_MAP if self.phase is Phase.FORWARD else Role.GRADIENT_MAP

@@ -2,8 +2,8 @@
 
 A graph is grown op by op with what makes planning hard: several readers, in-place writes, views, two outputs,
 statistics that an op updates, random ops, readers that take only a sign or a shape, some of which can read it from a
-code, backward ops that write over what forward made. A plan is grown decision by decision; one that breaks a rule is
-left out, so every plan here is valid and most have several decisions.
+encoding, backward ops that write over what forward made. A plan is grown decision by decision; one that breaks a rule
+is left out, so every plan here is valid and most have several decisions.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def decisions(draw: st.DrawFn, problem: Problem, within: tuple[int, int, int]) -
     sent = draw(st.integers(leave, fetch - 1))
     tier = draw(st.sampled_from([graphs.HOST, graphs.DISK]))
     direct = draw(st.booleans())
-    codec, nbytes, detail = draw(codes(problem, storage, direct))
+    codec, nbytes, detail = draw(encodings(problem, storage, direct))
     options = [
         Recompute(leave, back),
         Recompute(leave, until),
@@ -124,7 +124,7 @@ def decisions(draw: st.DrawFn, problem: Problem, within: tuple[int, int, int]) -
 
 
 @st.composite
-def codes(draw: st.DrawFn, problem: Problem, storage: int, direct: bool) -> tuple[str, int, Detail]:
+def encodings(draw: st.DrawFn, problem: Problem, storage: int, direct: bool) -> tuple[str, int, Detail]:
     """A codec, the bytes that it gets (what it needs, or a few more), and its parameters."""
     known = LOSSLESS if problem.lossy is None else LOSSLESS | ROUNDING
     name = "sign-mask" if direct else draw(st.sampled_from(sorted(known)))

@@ -1,4 +1,4 @@
-"""Every codec over real bytes: how long its code is, what comes back, and what it says when data does not fit.
+"""Every codec over real bytes: how long its encoding is, what comes back, and what it says when data does not fit.
 
 Elements are bit patterns, not numbers: NaNs with payloads, both zeros, infinities and denormals come up as often as
 ordinary values. Each claim is made of the numpy kernels and, where they were built, of the C kernels.
@@ -63,11 +63,11 @@ def storage(data: np.ndarray, dtype: str = "float32", alphabet: tuple[float, ...
 
 
 def there_and_back(codec: Codec, data: np.ndarray, kernels: Any) -> np.ndarray:
-    """What is decoded from the code, into memory that held something else."""
-    code = np.full(codec.nbytes, 0xAA, np.uint8)
-    assert codec.encode(data, code, kernels) <= codec.nbytes
+    """What is decoded from the encoding, into memory that held something else."""
+    encoding = np.full(codec.nbytes, 0xAA, np.uint8)
+    assert codec.encode(data, encoding, kernels) <= codec.nbytes
     target = np.full(len(data), 0x55, np.uint8)
-    codec.decode(code, target, kernels)
+    codec.decode(encoding, target, kernels)
     return target
 
 
@@ -75,7 +75,7 @@ def there_and_back(codec: Codec, data: np.ndarray, kernels: Any) -> np.ndarray:
 @pytest.mark.parametrize("name", ["sparse", "csr"])
 @given(data=elements())
 @some
-def test_a_sparse_code_gives_back_every_bit(name: str, data: np.ndarray, kernels: Any) -> None:
+def test_a_sparse_encoding_gives_back_every_bit(name: str, data: np.ndarray, kernels: Any) -> None:
     codec = codec_for(name, storage(data), (1.0,))
     assert there_and_back(codec, data, kernels).tobytes() == data.tobytes()
 
@@ -84,7 +84,7 @@ def test_a_sparse_code_gives_back_every_bit(name: str, data: np.ndarray, kernels
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @given(choose=st.data())
 @some
-def test_a_sparse_code_of_two_byte_elements_gives_back_every_bit(dtype: str, choose: Any, kernels: Any) -> None:
+def test_a_sparse_encoding_of_two_byte_elements_gives_back_every_bit(dtype: str, choose: Any, kernels: Any) -> None:
     data = choose.draw(elements(dtype))
     codec = codec_for("sparse", storage(data, dtype), (1.0,))
     assert there_and_back(codec, data, kernels).tobytes() == data.tobytes()
@@ -98,15 +98,15 @@ def test_a_sparse_code_of_two_byte_elements_gives_back_every_bit(dtype: str, cho
 @some
 def test_data_of_the_density_that_was_planned_fits(name: str, data: np.ndarray, kernels: Any) -> None:
     codec = codec_for(name, storage(data), (exact_density(data),))
-    code = np.zeros(codec.nbytes, np.uint8)
-    assert codec.encode(data, code, kernels) <= codec.nbytes
+    encoding = np.zeros(codec.nbytes, np.uint8)
+    assert codec.encode(data, encoding, kernels) <= codec.nbytes
 
 
 @EACH_KERNELS
 @pytest.mark.parametrize("name", ["sparse", "csr", "sparse-fp16", "sparse-fp10", "csr-fp16"])
 @given(data=elements(density=1.0).filter(lambda data: len(data) > 1000))
 @some
-def test_denser_data_than_planned_is_reported_and_nothing_is_written_past_the_code(
+def test_denser_data_than_planned_is_reported_and_nothing_is_written_past_the_encoding(
     name: str, data: np.ndarray, kernels: Any
 ) -> None:
     codec = codec_for(name, storage(data), (0.8 * exact_density(data),))
@@ -192,7 +192,7 @@ POOLINGS = [(2, 2, 0, 1, 8), (3, 2, 1, 1, 9), (3, 1, 1, 2, 7), (5, 3, 2, 1, 11),
 @EACH_KERNELS
 @pytest.mark.parametrize("inner", [1, 3])
 @pytest.mark.parametrize("geometry", POOLINGS)
-def test_a_window_code_gives_back_every_index(geometry: tuple[int, ...], inner: int, kernels: Any) -> None:
+def test_a_window_encoding_gives_back_every_index(geometry: tuple[int, ...], inner: int, kernels: Any) -> None:
     detail, indices = pooling(*geometry, inner)  # type: ignore[misc]
     data = indices.view(np.uint8)
     codec = codec_for("window-index", storage(data, "int64"), detail)
@@ -275,7 +275,7 @@ SIZES = {
 
 
 @pytest.mark.parametrize(("codec", "detail"), SIZES)
-def test_a_code_of_ten_thousand_floats_takes_so_many_bytes(codec: str, detail: Detail) -> None:
+def test_an_encoding_of_ten_thousand_floats_takes_so_many_bytes(codec: str, detail: Detail) -> None:
     assert codec_for(codec, storage(np.zeros(40_000, np.uint8)), detail).nbytes == SIZES[codec, detail]
 
 
@@ -304,7 +304,7 @@ SERVED = {
 
 
 @pytest.mark.parametrize(("codec", "detail"), SERVED)
-def test_a_code_serves_the_readers_whose_question_it_answers(codec: str, detail: Detail) -> None:
+def test_an_encoding_serves_the_readers_whose_question_it_answers(codec: str, detail: Detail) -> None:
     bound = codec_for(codec, storage(np.zeros(400, np.uint8)), detail)
     assert {name for name, question in QUESTIONS.items() if bound.serves(question)} == SERVED[codec, detail]
 
@@ -314,7 +314,7 @@ def test_bits_of_two_numbers_serve_every_reader() -> None:
     assert all(bound.serves(question) for question in QUESTIONS.values())
 
 
-def test_a_window_code_serves_its_pooling_and_whoever_takes_the_indices_themselves() -> None:
+def test_a_window_encoding_serves_its_pooling_and_whoever_takes_the_indices_themselves() -> None:
     detail, indices = pooling(2, 2, 0, 1, 8, 1)
     bound = codec_for("window-index", storage(indices.view(np.uint8), "int64"), detail)
     asked = [Information(Need.WINDOW_INDEX, detail), Information(Need.ALL), Information(Need.WINDOW_INDEX, detail[:-1])]

@@ -137,7 +137,7 @@ def test_a_statistic_beside_a_map_is_not_rounded() -> None:
     assert [plan.problem.graph.storages[d.storage].name for d in plan.decisions] == ["map"]
 
 
-def test_a_code_that_is_not_shorter_is_not_written() -> None:
+def test_an_encoding_that_is_not_shorter_is_not_written() -> None:
     assert decided(network((Need.ALL,), maker=RELU, nbytes=32)) is None
 
 
@@ -154,13 +154,13 @@ def test_rounding_is_for_float32() -> None:
     assert decided(network((Need.ALL,), dtypes={"a": "float64"}), "gist-fp16") is None
 
 
-def test_a_code_is_written_after_the_last_forward_use_and_read_before_the_first_backward_use() -> None:
+def test_an_encoding_is_written_after_the_last_forward_use_and_read_before_the_first_backward_use() -> None:
     action = decided(network((Need.SHAPE,), (Need.SIGN, ABOVE_ZERO, False)))
     assert isinstance(action, Encode)
     assert (action.leave, action.back) == (1, 3)
 
 
-def test_reading_a_code_as_it_is_takes_no_time_to_decode() -> None:
+def test_reading_an_encoding_as_it_is_takes_no_time_to_decode() -> None:
     direct, decoded = (decided(network((Need.SIGN, ABOVE_ZERO, form))) for form in (True, False))
     assert isinstance(direct, Encode)
     assert isinstance(decoded, Encode)
@@ -196,7 +196,7 @@ def test_a_lossy_format_has_to_exist() -> None:
         graphs.problem(network((Need.ALL,)), lossy="fp4")
 
 
-def test_a_budget_that_no_code_meets_is_answered_with_the_one_that_works() -> None:
+def test_a_budget_that_no_encoding_meets_is_answered_with_the_one_that_works() -> None:
     problem = graphs.problem(graphs.layered(), budget_nbytes=1000)
     with pytest.raises(Infeasible, match=r"allow rounding with lossy='fp16'") as caught:
         solve(problem, "gist")

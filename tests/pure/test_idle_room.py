@@ -10,7 +10,7 @@ from hypothesis import given
 
 from pure import graphs
 from pure.random_plans import plans
-from pure.test_plan_properties import reads_code
+from pure.test_plan_properties import reads_encoded
 from random_examples import examples
 from vdnn.cost.table import CostTable
 from vdnn.ir import Graph, Need, Role
@@ -21,7 +21,7 @@ thorough = examples(80)
 
 
 def enlarged(plan: Plan) -> Plan:
-    """The plan with every byte a MiB, so that its codes are worth keeping buffers for."""
+    """The plan with every byte a MiB, so that its encodings are worth keeping buffers for."""
     problem = plan.problem
     storages = tuple(replace(s, nbytes=s.nbytes * MIN_NBYTES) for s in problem.graph.storages)
     costs = tuple(replace(c, workspace_nbytes=c.workspace_nbytes * MIN_NBYTES) for c in problem.costs.ops)
@@ -36,9 +36,9 @@ def enlarged(plan: Plan) -> Plan:
 
 
 def buffer_uses(plan: Plan, program: Sequence[Instruction]) -> dict[int, tuple[int, int]]:
-    """Of each decision with a code: the instructions at which its encoder's buffer is taken and given back.
+    """Of each decision with an encoding: the instructions at which its encoder's buffer is taken and given back.
 
-    A code that travels leaves its buffer when its copy has left, and returns into other memory.
+    An encoding that travels leaves its buffer when its copy has left, and returns into other memory.
     """
     found = {}
     for position, decision in enumerate(plan.decisions):
@@ -47,7 +47,7 @@ def buffer_uses(plan: Plan, program: Sequence[Instruction]) -> dict[int, tuple[i
         mine = [(at, i.kind) for at, i in enumerate(program) if i.decision == position and i.op < 0]
         (taken,) = (at for at, kind in mine if kind is Kind.ENCODE)
         given_back = [at for at, kind in mine if kind in (Kind.LEAVE, Kind.DECODE)][:1]
-        readers = [at for at, i in enumerate(program) if at > taken and reads_code(plan, i, decision.storage)]
+        readers = [at for at, i in enumerate(program) if at > taken and reads_encoded(plan, i, decision.storage)]
         found[position] = (taken, given_back[0] if given_back else max([taken, *readers]))
     return found
 
@@ -70,7 +70,7 @@ def test_buffers_that_wait_never_push_an_instruction_over_the_peak(plan: Plan) -
 
 
 def travelling(map_nbytes: int) -> Plan:
-    """A code that is elsewhere while `wide` runs at the peak."""
+    """An encoding that is elsewhere while `wide` runs at the peak."""
     b = graphs.Builder("travelling")
     b.given("x", 4)
     b.op("make", ["x"], {"a": map_nbytes})
@@ -84,7 +84,7 @@ def travelling(map_nbytes: int) -> Plan:
     return graphs.plan(b.build(), {"a": action})
 
 
-def test_the_buffer_of_a_code_that_travels_does_not_wait_beside_the_peak() -> None:
+def test_the_buffer_of_an_encoding_that_travels_does_not_wait_beside_the_peak() -> None:
     plan = travelling(32 * MIN_NBYTES)
     assert max(held_nbytes(plan)) == plan.peak_nbytes
 

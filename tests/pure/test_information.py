@@ -74,17 +74,17 @@ def test_a_map_is_unused_from_its_last_forward_use_to_its_first_backward_use() -
 
 def test_a_map_whose_shape_alone_is_read_does_not_come_back() -> None:
     found = stash((Need.SHAPE,), (Need.NOTHING,))
-    assert (found.back, found.information, found.reads_code) == (None, NOTHING, False)
+    assert (found.back, found.information, found.reads_encoded) == (None, NOTHING, False)
 
 
 def test_a_relu_before_a_pool_leaves_a_sign() -> None:
     found = stash((Need.SHAPE,), (*_of(SIGN), True))
-    assert (found.information, found.reads_code) == (SIGN, True)
+    assert (found.information, found.reads_encoded) == (SIGN, True)
 
 
 def test_a_relu_before_a_convolution_leaves_all_values_with_many_zeros() -> None:
     found = stash((Need.ALL,), (*_of(SIGN), True))
-    assert (found.information, found.reads_code, found.has_zeros) == (ALL, False, True)
+    assert (found.information, found.reads_encoded, found.has_zeros) == (ALL, False, True)
 
 
 def test_two_readers_with_different_questions_leave_all_values() -> None:
@@ -92,7 +92,7 @@ def test_two_readers_with_different_questions_leave_all_values() -> None:
 
 
 def test_one_reader_that_cannot_read_a_code_has_it_decoded_for_all() -> None:
-    assert not stash((*_of(SIGN), True), (*_of(SIGN), False)).reads_code
+    assert not stash((*_of(SIGN), True), (*_of(SIGN), False)).reads_encoded
 
 
 def test_a_place_in_a_window_is_a_need_of_its_own() -> None:
@@ -102,7 +102,7 @@ def test_a_place_in_a_window_is_a_need_of_its_own() -> None:
 def test_a_storage_of_two_numbers_keeps_its_readers_need() -> None:
     """It is the codec that knows two numbers from their alphabet; the analysis only says who reads them how."""
     found = stash((Need.ALL, (), True), maker="aten.bernoulli_.default", alphabets={"a": (0.0, 2.0)})
-    assert (found.information, found.reads_code) == (ALL, True)
+    assert (found.information, found.reads_encoded) == (ALL, True)
 
 
 def test_writing_in_backward_takes_everything() -> None:
@@ -114,7 +114,7 @@ def test_writing_in_backward_takes_everything() -> None:
     b.tangent("g", 400)
     b.op("b", ["g", ("a", *_of(SIGN), True)], into={"a'": "a"}, traits=[Trait.IN_PLACE])
     (found,) = (s for s in stashes(b.build()) if s.leave == 1)
-    assert (found.information, found.reads_code) == (ALL, False)
+    assert (found.information, found.reads_encoded) == (ALL, False)
 
 
 def _of(information: Information) -> tuple[Any, ...]:

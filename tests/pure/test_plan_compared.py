@@ -17,7 +17,7 @@ def test_what_moves_is_counted_once_out_and_once_back() -> None:
     assert figures(plan(graphs.chain(4), {"a1": Offload("disk", 1, 5, 6)})).moved_nbytes == 200
 
 
-def test_of_a_code_only_its_own_bytes_move() -> None:
+def test_of_an_encoding_only_its_own_bytes_move() -> None:
     problem = graphs.problem(graphs.chain(8), lossy="fp16")
     assert figures(plan(problem, {"a5": EncodeOffload("fp16", 50, "host", 5, 6, 9, 10)})).moved_nbytes == 100
 

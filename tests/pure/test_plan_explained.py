@@ -42,7 +42,7 @@ def test_what_leaves_says_where_to_and_until_when() -> None:
     assert told(mixed(), "leave") == [
         "a2 is dropped, made again for op 13",
         "a3 leaves for disk, back for op 12",
-        "code of a5 leaves for host, back for op 10",
+        "encoding of a5 leaves for host, back for op 10",
     ]
 
 
@@ -50,7 +50,7 @@ def test_what_is_dropped_for_good_says_so() -> None:
     assert told(plan(graphs.chain(3), {"a3": Drop(2)}), "leave") == ["a3 is dropped for good"]
 
 
-def test_a_code_says_its_size_its_codec_and_when_it_is_decoded() -> None:
+def test_an_encoding_says_its_size_its_codec_and_when_it_is_decoded() -> None:
     assert told(mixed(), "encode") == [
         "a4 becomes 50 B of fp16, decoded for op 11",
         "a5 becomes 50 B of fp16, decoded for op 10",
@@ -61,7 +61,7 @@ def test_a_replay_says_for_what() -> None:
     assert told(mixed(), "replay") == ["runs layer2 again for a2"]
 
 
-def test_a_copy_of_a_code_is_as_large_as_the_code() -> None:
+def test_a_copy_of_an_encoding_is_as_large_as_the_encoding() -> None:
     sizes = {line.what: line.nbytes for line in explained(mixed()) if line.kind == "fetch"}
     assert sizes == {"a3 returns from disk for op 12": 100, "a5 returns from host for op 10": 50}
 

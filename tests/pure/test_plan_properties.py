@@ -90,7 +90,7 @@ def events(plan: Plan, program: Sequence[Instruction], storage: int) -> Life:
 def encoded_nbytes(plan: Plan, program: Sequence[Instruction], decision: int, at: int) -> int:
     """Between ENCODE and LEAVE, and between FETCH and DECODE, or from ENCODE to DECODE when it does not travel.
 
-    What is read as it is has no DECODE: its code is there until its last reader, or its arrival if nobody reads it.
+    What is read as it is has no DECODE: its encoding is there until its last reader, or its arrival if nobody reads it.
     """
     action = plan.decisions[decision].action
     if not isinstance(action, Encode | EncodeOffload):
@@ -99,12 +99,12 @@ def encoded_nbytes(plan: Plan, program: Sequence[Instruction], decision: int, at
     taken = [p for p, kind in marks if kind in (Kind.ENCODE, Kind.FETCH)]
     freed = [p for p, kind in marks if kind in (Kind.LEAVE, Kind.DECODE)]
     if action.direct:
-        reading = [p for p, i in enumerate(program) if reads_code(plan, i, plan.decisions[decision].storage)]
+        reading = [p for p, i in enumerate(program) if reads_encoded(plan, i, plan.decisions[decision].storage)]
         freed.append(max([marks[-1][0], *reading]))
     return action.nbytes if any(a <= at <= b for a, b in zip(taken, freed, strict=True)) else 0
 
 
-def reads_code(plan: Plan, instruction: Instruction, storage: int) -> bool:
+def reads_encoded(plan: Plan, instruction: Instruction, storage: int) -> bool:
     """Whether an op takes more than the shape of a storage."""
     reads = plan.problem.graph.ops[instruction.op].reads if instruction.op >= 0 else ()
     values = plan.problem.graph.values
@@ -153,11 +153,11 @@ def fingerprints(plan: Plan, program: Sequence[Instruction]) -> tuple[list[int],
 
 
 def content(plan: Plan, device: dict[int, int], encoded: dict[int, int], storage: int) -> int:
-    """What an op finds of a storage: the storage, or where that is away its code."""
+    """What an op finds of a storage: the storage, or where that is away its encoding."""
     if storage in device:
         return device[storage]
-    (code,) = (code for decision, code in encoded.items() if plan.decisions[decision].storage == storage)
-    return code
+    (encoding,) = (encoding for decision, encoding in encoded.items() if plan.decisions[decision].storage == storage)
+    return encoding
 
 
 @given(plan=plans())
@@ -202,8 +202,8 @@ def test_after_the_last_instruction_only_what_lasts_and_what_it_touched_is_there
     lasting = {graph.values[value].storage for value in (*graph.inputs, *graph.held)}
     touched = {k for k in range(len(graph.storages)) if any(p == last for p, _ in events(plan, schedule(plan), k))}
     encoded = {plan.decisions[i.decision].storage for i in schedule(plan)[-1:] if i.decision >= 0}
-    as_codes = {d.storage for d in plan.decisions if reads_code(plan, schedule(plan)[-1], d.storage)}
-    assert staying <= lasting | touched | encoded | as_codes
+    as_encodings = {d.storage for d in plan.decisions if reads_encoded(plan, schedule(plan)[-1], d.storage)}
+    assert staying <= lasting | touched | encoded | as_encodings
 
 
 @given(plan=plans())

@@ -56,15 +56,16 @@ def test_traits_needs_and_aliases_survive() -> None:
 
 
 @pytest.mark.parametrize("allowed", [{}, {"lossy": "fp8", "density": 0.4}])
-def test_what_codes_mean_survives(allowed: dict[str, Any]) -> None:
-    """Details of reads and codes, who can read a code, alphabets, what may be lost, and the density planned for."""
+def test_what_encodings_mean_survives(allowed: dict[str, Any]) -> None:
+    """Details of reads and encodings, who can read an encoding, alphabets, what may be lost, and the density planned
+    for."""
     plan = solve(graphs.problem(graphs.layered(), **allowed), "gist")
     again = from_json(json.loads(json.dumps(to_json(plan), allow_nan=False)))
     assert again == plan
     assert violations(again) == []
 
 
-def test_a_plan_without_codes_is_the_document_it_was_before_there_were_any() -> None:
+def test_a_plan_without_encodings_is_the_document_it_was_before_there_were_any() -> None:
     document = to_json(graphs.plan(graphs.chain(3)))
     assert not {"lossy", "density"} & set(document)
     assert not {"exact_reads", "alphabets"} & set(document["graph"])

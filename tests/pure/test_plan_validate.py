@@ -312,11 +312,11 @@ def test_a_budget_of_the_peak_is_enough() -> None:
 
 
 @pytest.mark.parametrize("action", [Encode("fp16", 49, 1, 4), EncodeOffload("fp16", 49, "host", 1, 1, 4, 4)])
-def test_a_code_gets_the_bytes_it_takes(action: object) -> None:
+def test_an_encoding_gets_the_bytes_it_takes(action: object) -> None:
     assert "codec 'fp16' needs 50 bytes, the plan gives it 49" in refused(may_round(graphs.chain(3)), {"a1": action})
 
 
-def test_a_code_whose_size_depends_on_the_data_gets_the_bytes_of_its_density() -> None:
+def test_an_encoding_whose_size_depends_on_the_data_gets_the_bytes_of_its_density() -> None:
     whole = Encode("sparse", 123, 1, 4, detail=(1.0,))
     assert "codec 'sparse' needs 128 bytes, the plan gives it 123" in refused(graphs.chain(3), {"a1": whole})
 
@@ -339,17 +339,17 @@ def test_a_problem_that_allows_no_loss_gets_none() -> None:
     assert "codec 'fp16' rounds values, and the problem allows no loss" in sentence
 
 
-def coded(
-    *, need: Need = Need.SIGN, detail: tuple[float, ...] = ABOVE_ZERO, reads_code: bool = True, late: bool = False
+def encoded(
+    *, need: Need = Need.SIGN, detail: tuple[float, ...] = ABOVE_ZERO, reads_encoded: bool = True, late: bool = False
 ) -> Graph:
     """x -> a -> y and back, where `b` takes `need` of `a`; with `late`, one op more reads all of `a` after it."""
-    b = graphs.Builder("coded")
+    b = graphs.Builder("encoded")
     b.given("x", 40)
     b.op("make", ["x"], {"a": 40})
     b.op("use", ["a"], {"y": 40}, roles={"y": Role.OUTPUT})
     b.hold("y")
     b.tangent("g", 40)
-    b.op("b", ["g", ("a", need, detail, reads_code)], {"gb": 40})
+    b.op("b", ["g", ("a", need, detail, reads_encoded)], {"gb": 40})
     b.op("last", ["gb", *(["a"] if late else [])], {"gx": 40})
     return b.build()
 
@@ -360,12 +360,12 @@ def bits(*, direct: bool = False, detail: tuple[float, ...] = ABOVE_ZERO) -> Enc
 
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_sign_may_be_kept_as_bits(direct: bool) -> None:
-    assert violations(graphs.plan(coded(), {"a": bits(direct=direct)})) == []
+    assert violations(graphs.plan(encoded(), {"a": bits(direct=direct)})) == []
 
 
-def test_a_code_that_travels_may_be_read_as_it_is() -> None:
+def test_an_encoding_that_travels_may_be_read_as_it_is() -> None:
     action = EncodeOffload("sign-mask", 2, "host", 0, 0, 1, 2, detail=ABOVE_ZERO, direct=True)
-    b = coded()
+    b = encoded()
     readless = replace(b, ops=(b.ops[0], replace(b.ops[1], reads=()), *b.ops[2:]))
     assert violations(graphs.plan(readless, {"a": action})) == []
 
@@ -374,12 +374,12 @@ def test_a_code_that_travels_may_be_read_as_it_is() -> None:
     ("need", "detail"), [(Need.ALL, ()), (Need.SIGN, ABOVE_SIX), (Need.BOOL, ABOVE_ZERO), (Need.WINDOW_INDEX, ())]
 )
 def test_bits_serve_only_readers_that_ask_their_question(need: Need, detail: tuple[float, ...]) -> None:
-    sentence = refused(coded(need=need, detail=detail), {"a": bits()})
+    sentence = refused(encoded(need=need, detail=detail), {"a": bits()})
     assert f"op 2 'b' takes {need} {detail} of it, which codec 'sign-mask' with detail" in sentence
 
 
 def test_bits_serve_every_later_reader_or_none() -> None:
-    assert "op 3 'last' takes all values () of it" in refused(coded(late=True), {"a": bits()})
+    assert "op 3 'last' takes all values () of it" in refused(encoded(late=True), {"a": bits()})
 
 
 def test_bits_of_a_storage_that_holds_two_numbers_serve_every_reader() -> None:
@@ -394,28 +394,31 @@ def test_bits_of_a_storage_that_holds_two_other_numbers_serve_nobody_who_takes_a
     assert "'mul_backward' takes all values () of it, which codec 'bool-mask'" in refused(graph, {"mask": action})
 
 
-def test_a_code_is_read_as_it_is_only_by_ops_with_such_a_form() -> None:
-    sentence = refused(coded(reads_code=False), {"a": bits(direct=True)})
-    assert "op 2 'b' reads 'a' (sign), as a code, which it cannot" in sentence
+def test_an_encoding_is_read_as_it_is_only_by_ops_with_such_a_form() -> None:
+    sentence = refused(encoded(reads_encoded=False), {"a": bits(direct=True)})
+    assert "op 2 'b' reads 'a' (sign), as an encoding, which it cannot" in sentence
 
 
-def test_an_op_that_can_read_bits_cannot_read_a_sparse_code() -> None:
+def test_an_op_that_can_read_bits_cannot_read_a_sparse_encoding() -> None:
     action = Encode("sparse", 200, 1, 2, detail=(1.0,), direct=True)
-    assert "nobody reads codec 'sparse' as it is" in refused(coded(), {"a": action})
+    assert "nobody reads codec 'sparse' as it is" in refused(encoded(), {"a": action})
 
 
-def test_a_code_that_is_read_as_it_is_ends_the_life_of_its_storage() -> None:
+def test_an_encoding_that_is_read_as_it_is_ends_the_life_of_its_storage() -> None:
     twice = [("a", bits(direct=True)), ("a", Drop(3))]
-    assert "two of its gaps overlap: after 1 to before 4" in refused(coded(), twice)
+    assert "two of its gaps overlap: after 1 to before 4" in refused(encoded(), twice)
 
 
-def test_a_code_is_not_read_before_the_moment_the_plan_names() -> None:
+def test_an_encoding_is_not_read_before_the_moment_the_plan_names() -> None:
     early = replace(bits(direct=True), back=3)
-    assert "op 2 'b' reads 'a' (sign), which is away (encode)" in refused(coded(), {"a": early})
+    assert "op 2 'b' reads 'a' (sign), which is away (encode)" in refused(encoded(), {"a": early})
 
 
-def test_what_the_shape_is_read_of_needs_no_code() -> None:
-    assert violations(graphs.plan(coded(need=Need.SHAPE, detail=(), reads_code=False), {"a": bits(direct=True)})) == []
+def test_what_the_shape_is_read_of_needs_no_encoding() -> None:
+    assert (
+        violations(graphs.plan(encoded(need=Need.SHAPE, detail=(), reads_encoded=False), {"a": bits(direct=True)}))
+        == []
+    )
 
 
 def test_a_device_alone_has_nowhere_to_offload_to() -> None:

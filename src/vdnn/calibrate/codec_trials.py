@@ -1,8 +1,8 @@
 """How fast this machine encodes and decodes, the way a step does it.
 
 Enters: nothing. Leaves: a `CodecSpeed` per codec. Two sizes give the two numbers of each direction: what a call takes,
-and what a byte takes. Codes go to a buffer that waits in a pool, decoded storages to memory as the allocator gives it,
-both as in a step. Half of the elements are zero, as behind a ReLU; pools are 2×2.
+and what a byte takes. Encodings go to a buffer that waits in a pool, decoded storages to memory as the allocator gives
+it, both as in a step. Half of the elements are zero, as behind a ReLU; pools are 2×2.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def _seconds(run: Run) -> float:
 def _runs(name: str, nbytes: int) -> Iterator[Run]:
     """Encode, then decode."""
     codec, source = _sample(name, nbytes)
-    code = torch.empty(codec.nbytes, dtype=torch.uint8)
-    yield partial(codec.encode, raw(source), raw(code), kernels_of("cpu"))
-    yield partial(_decode, codec, code)
+    encoding = torch.empty(codec.nbytes, dtype=torch.uint8)
+    yield partial(codec.encode, raw(source), raw(encoding), kernels_of("cpu"))
+    yield partial(_decode, codec, encoding)
 
 
-def _decode(codec: Codec, code: torch.Tensor) -> None:
+def _decode(codec: Codec, encoding: torch.Tensor) -> None:
     target = torch.empty(codec.storage.nbytes, dtype=torch.uint8)
-    codec.decode(raw(code), raw(target), kernels_of("cpu"))
+    codec.decode(raw(encoding), raw(target), kernels_of("cpu"))
 
 
 def _sample(name: str, nbytes: int) -> tuple[Codec, torch.Tensor]:

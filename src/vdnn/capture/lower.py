@@ -33,7 +33,7 @@ from vdnn.capture.nodes import (
     tensors_of,
     value_of,
 )
-from vdnn.capture.ops.information import alphabet_of, reads_code, wanted
+from vdnn.capture.ops.information import alphabet_of, reads_encoded, wanted
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.torch_private import OpOverload, schema_of
@@ -217,13 +217,13 @@ def _reads(node: fx.Node, value_of_node: Mapping[fx.Node, int], builder: _Builde
                 reads[value] = reads.get(value, information).joined(information)
                 sources[value] = source
     return tuple(
-        Read(value, taken.need, taken.detail, _reads_code(node, sources[value], builder, value))
+        Read(value, taken.need, taken.detail, _reads_encoded(node, sources[value], builder, value))
         for value, taken in reads.items()
     )
 
 
-def _reads_code(node: fx.Node, source: fx.Node, builder: _Builder, value: int) -> bool:
-    return reads_code(node, source, lambda: builder.alphabet(builder.values[value].storage))
+def _reads_encoded(node: fx.Node, source: fx.Node, builder: _Builder, value: int) -> bool:
+    return reads_encoded(node, source, lambda: builder.alphabet(builder.values[value].storage))
 
 
 def _nodes_in(argument: Any) -> list[fx.Node]:

@@ -1,7 +1,7 @@
 """Codecs: shorter forms of a storage between two uses, one per file.
 
-Enters: a name, a storage, parameters. Leaves: a `Codec`. Descriptions (what a code holds, how many bytes it takes) need
-no torch and no kernels, so a planner can weigh them anywhere; `kernels/` does the work where the bytes are.
+Enters: a name, a storage, parameters. Leaves: a `Codec`. Descriptions (what an encoding holds, how many bytes it takes)
+need no torch and no kernels, so a planner can weigh them anywhere; `kernels/` does the work where the bytes are.
 """
 
 from __future__ import annotations

@@ -15,11 +15,11 @@ class BitMask(Codec):
     def nbytes(self) -> int:
         return -(-self.count // 8)
 
-    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
         test, low, high, _, _ = self.detail
-        kernels.pack_mask(source, self.storage.dtype, Test(int(test)), low, high, code)
+        kernels.pack_mask(source, self.storage.dtype, Test(int(test)), low, high, encoding)
         return self.nbytes
 
-    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
+    def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
         _, _, _, on, off = self.detail
-        kernels.unpack_mask(code, target, self.storage.dtype, on, off)
+        kernels.unpack_mask(encoding, target, self.storage.dtype, on, off)

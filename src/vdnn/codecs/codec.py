@@ -1,8 +1,8 @@
 """What a codec is: a shorter form of a storage that still holds what its later readers need.
 
-Enters: a storage and the codec's parameters. Leaves: how many bytes the code takes, what it costs, and functions that
-write the code and the storage again. The one idea: a codec is bound to one storage and works on its flat bytes, element
-by element, so views, strides and memory formats are none of its business.
+Enters: a storage and the codec's parameters. Leaves: how many bytes the encoding takes, what it costs, and functions
+that write the encoding and the storage again. The one idea: a codec is bound to one storage and works on its flat
+bytes, element by element, so views, strides and memory formats are none of its business.
 
 Nothing here imports torch. `Flat` is a flat array of bytes: numpy's on the CPU, a tensor on an accelerator; the kernels
 that are handed in belong to whichever it is.
@@ -57,12 +57,12 @@ class Codec(ABC):
 
     @abstractmethod
     def serves(self, wanted: Information) -> bool:
-        """Whether a reader that takes `wanted` gets it from the code, or from what is decoded."""
+        """Whether a reader that takes `wanted` gets it from the encoding, or from what is decoded."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes of the code, or the bound that is planned for it."""
+        """Bytes of the encoding, or the bound that is planned for it."""
 
     @property
     def traffic_nbytes(self) -> int:
@@ -70,11 +70,11 @@ class Codec(ABC):
         return self.storage.nbytes + self.nbytes
 
     @abstractmethod
-    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
-        """Write the code; the bytes it needs. More than there are: the code is unusable."""
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+        """Write the encoding; the bytes it needs. More than there are: the encoding is unusable."""
 
     @abstractmethod
-    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None: ...
+    def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None: ...
 
 
 def is_whole_elements(storage: Storage) -> bool:
@@ -96,5 +96,5 @@ def typed(raw: Flat, dtype: str) -> Flat:
 
 
 def rounded_up(nbytes: int, to: int = 8) -> int:
-    """Sections of a code start on whole words."""
+    """Sections of an encoding start on whole words."""
     return -(-nbytes // to) * to

@@ -29,12 +29,12 @@ class Reduced(Codec):
     def nbytes(self) -> int:
         return reduced_nbytes(self.count, self.format)
 
-    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
-        kernels.reduce(typed(source, "float32"), self.format, code)
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+        kernels.reduce(typed(source, "float32"), self.format, encoding)
         return self.nbytes
 
-    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
-        kernels.expand(code, self.format, typed(target, "float32"))
+    def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
+        kernels.expand(encoding, self.format, typed(target, "float32"))
 
 
 class Fp16(Reduced):

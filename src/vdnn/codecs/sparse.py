@@ -52,13 +52,13 @@ class Sparse(Codec):
         # The source is read twice: where a thread's values begin is known once the others' have been counted.
         return 2 * self.storage.nbytes + self.nbytes
 
-    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
-        starts, bits, values = self._sections(code)
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+        starts, bits, values = self._sections(encoding)
         needed = kernels.sparse_encode(source, self.element_nbytes, self.format, bits, starts, values)
         return self._values_begin + int(needed)
 
-    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
-        starts, bits, values = self._sections(code)
+    def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
+        starts, bits, values = self._sections(encoding)
         kernels.sparse_decode(bits, starts, values, self.element_nbytes, self.format, target)
 
     def density(self, needed_nbytes: int) -> float:
@@ -81,9 +81,9 @@ class Sparse(Codec):
         padding = 4 * num_blocks(self.count) if self.format == "fp10" else 0
         return values_nbytes(self.max_values, self.element_nbytes, self.format) + padding
 
-    def _sections(self, code: Flat) -> tuple[Flat, Flat, Flat]:
-        starts = typed(code[: self._bits_begin], "int64")
-        return starts, code[self._bits_begin :][: mask_nbytes(self.count)], code[self._values_begin :]
+    def _sections(self, encoding: Flat) -> tuple[Flat, Flat, Flat]:
+        starts = typed(encoding[: self._bits_begin], "int64")
+        return starts, encoding[self._bits_begin :][: mask_nbytes(self.count)], encoding[self._values_begin :]
 
 
 class SparseCsr(Sparse):
@@ -93,14 +93,14 @@ class SparseCsr(Sparse):
     def is_possible(self) -> bool:
         return super().is_possible and self.element_nbytes == 4 and self.count < 2**32  # row pointers have 4 bytes
 
-    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
-        rows, columns, values = self._sections(code)
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+        rows, columns, values = self._sections(encoding)
         found = int(kernels.csr_encode(source, self.format, rows, columns, values))
         begin = self._columns_begin if found <= self.max_values else self.nbytes  # what is too much exceeds the padding
         return begin + found * (1 + self._value_nbytes)
 
-    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
-        rows, columns, values = self._sections(code)
+    def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
+        rows, columns, values = self._sections(encoding)
         kernels.csr_decode(rows, columns, values, self.format, target)
 
     def density(self, needed_nbytes: int) -> float:
@@ -127,9 +127,13 @@ class SparseCsr(Sparse):
     def _values_nbytes(self) -> int:
         return self.max_values * self._value_nbytes
 
-    def _sections(self, code: Flat) -> tuple[Flat, Flat, Flat]:
-        rows = typed(code[: self._rows_nbytes], "uint32")
-        return rows, code[self._columns_begin :][: self.max_values], code[self._values_begin :][: self._values_nbytes]
+    def _sections(self, encoding: Flat) -> tuple[Flat, Flat, Flat]:
+        rows = typed(encoding[: self._rows_nbytes], "uint32")
+        return (
+            rows,
+            encoding[self._columns_begin :][: self.max_values],
+            encoding[self._values_begin :][: self._values_nbytes],
+        )
 
 
 class _Lossy(Sparse):

@@ -69,7 +69,7 @@ def _piece(executor: Executor) -> Piece:
 
 
 def _density(executor: Executor) -> Density | None:
-    found = executor.codes.found
+    found = executor.encodings.found
     if not found.density:
         return None
     return Density(executor.plan.problem.density, max(found.density.values()), found.num_too_dense)

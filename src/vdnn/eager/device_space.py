@@ -3,9 +3,9 @@
 Enters: an amount of memory that is about to be needed, or an item that backward asks for. Leaves: the room, or the
 item. As published (SuperNeurons, PPoPP 2018, section 3.3.3 and algorithm 2): nothing moves before memory is short; then
 items leave, in the order of the policy, until there is room; in backward, what will be asked for next comes back ahead
-of time as far as there is room. Two things are added. What has an exact and cheap code is encoded before it is sent.
-And after a shortage the next candidates start to leave too (`_write_ahead`), so that the next shortage finds its copies
-done; one that is asked for before it had to go just stays.
+of time as far as there is room. Two things are added. What has an exact and cheap encoding is encoded before it is
+sent. And after a shortage the next candidates start to leave too (`_write_ahead`), so that the next shortage finds its
+copies done; one that is asked for before it had to go just stays.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Space:
 
     @property
     def passing_nbytes(self) -> int:
-        """What the device holds of storages that are not whole there: codes, and copies that are coming back."""
+        """What the device holds of storages that are not whole there: encodings, and copies that are coming back."""
         return sum(item.entry.nbytes for item in self._passing_items() if item.entry is not None)
 
     def _passing_items(self) -> list[Item]:

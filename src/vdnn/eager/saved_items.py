@@ -161,7 +161,7 @@ class Item:
     def _adopt(self, saved: Saved) -> None:
         self._saved.append(weakref.ref(saved))
         if saved.alias.dtype is not self.dtype:
-            self.dtype = None  # read as two dtypes: no code of its elements
+            self.dtype = None  # read as two dtypes: no encoding of its elements
 
     @property
     def is_worth_moving(self) -> bool:

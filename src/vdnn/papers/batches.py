@@ -67,7 +67,13 @@ class Scaled:
 def _skeleton(graph: Graph) -> tuple[object, ...]:
     """Everything that must not depend on the batch."""
     ops = [
-        (op.target, op.phase, op.writes, op.traits, [(r.value, r.need, len(r.detail), r.reads_code) for r in op.reads])
+        (
+            op.target,
+            op.phase,
+            op.writes,
+            op.traits,
+            [(r.value, r.need, len(r.detail), r.reads_encoded) for r in op.reads],
+        )
         for op in graph.ops
     ]
     values = [(value.storage, len(value.shape), value.dtype) for value in graph.values]

@@ -49,8 +49,8 @@ class TimelineSummary:
 class Piece:
     """One captured graph of a model. `measured` is None until the piece has run a whole training step.
 
-    `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse codes. `inexact`
-    names the ops that run in a form whose bits are not the op's own.
+    `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse encodings.
+    `inexact` names the ops that run in a form whose bits are not the op's own.
     """
 
     name: str

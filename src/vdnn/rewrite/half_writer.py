@@ -25,7 +25,7 @@ from vdnn.ir import NO_USE, Need, Read, Trait
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.model.plan import Plan
-from vdnn.rewrite.encoded_reads import from_code
+from vdnn.rewrite.encoded_reads import from_encoding
 from vdnn.rewrite.variant_calls import variant_call
 from vdnn.runtime import running_step as runtime
 from vdnn.runtime.random_states import random_state
@@ -44,8 +44,8 @@ class LiveCopies(dict[fx.Node, fx.Node]):
 
 
 class HalfWriter:
-    """`copies` maps joint nodes to their live copies, `codes` decisions to theirs; whoever starts a half fills in its
-    inputs."""
+    """`copies` maps joint nodes to their live copies, `encodings` decisions to theirs; whoever starts a half fills in
+    its inputs."""
 
     def __init__(self, joint: fx.GraphModule, lowered: Lowered, plan: Plan) -> None:
         self.graph = fx.Graph()
@@ -53,8 +53,8 @@ class HalfWriter:
         self.position_of: dict[fx.Node, int] = {}
         self._joint, self._lowered, self._plan = joint, lowered, plan
         self._flat: dict[int, fx.Node] = {}
-        self.codes: dict[int, fx.Node] = {}
-        self._read_as_code: dict[int, int] = {
+        self.encodings: dict[int, fx.Node] = {}
+        self._read_as_encoding: dict[int, int] = {
             decision.storage: position
             for position, decision in enumerate(plan.decisions)
             if isinstance(decision.action, Encode | EncodeOffload) and decision.action.direct
@@ -77,21 +77,23 @@ class HalfWriter:
                 self._call(position, runtime.send, decision, *self._what_travels(instruction))
             case Kind.LEAVE:
                 self._call(position, runtime.leave, decision, *self._what_travels(instruction))
-                if self.codes.pop(decision, None) is None:
+                if self.encodings.pop(decision, None) is None:
                     self._forget(storage)
             case Kind.FETCH:
                 fetched = self._call(position, runtime.fetch, decision)
-                if self._is_coded(decision):
-                    self.codes[decision] = fetched
+                if self._is_encoded(decision):
+                    self.encodings[decision] = fetched
                 else:
                     self._flat[storage] = fetched
             case Kind.ARRIVE:
                 self._call(position, runtime.arrive, decision)
             case Kind.ENCODE:
-                self.codes[decision] = self._call(position, runtime.encode, decision, self._live_copies(storage)[-1])
+                self.encodings[decision] = self._call(
+                    position, runtime.encode, decision, self._live_copies(storage)[-1]
+                )
                 self._forget(storage)
             case Kind.DECODE:
-                self._flat[storage] = self._call(position, runtime.decode, decision, self.codes.pop(decision))
+                self._flat[storage] = self._call(position, runtime.decode, decision, self.encodings.pop(decision))
             case Kind.REPLAY:
                 self._replay(position, instruction)
 
@@ -101,12 +103,12 @@ class HalfWriter:
         return {copy: self._storage_of(node) for copy, node in self.copies.origin_of.items() if node in of_node}
 
     def _what_travels(self, instruction: Instruction) -> list[fx.Node]:
-        """The code, once there is one; else a value of the storage, which shows all its bytes."""
-        if instruction.decision in self.codes:
-            return [self.codes[instruction.decision]]
+        """The encoding, once there is one; else a value of the storage, which shows all its bytes."""
+        if instruction.decision in self.encodings:
+            return [self.encodings[instruction.decision]]
         return self._live_copies(instruction.storage)[-1:]
 
-    def _is_coded(self, decision: int) -> bool:
+    def _is_encoded(self, decision: int) -> bool:
         return isinstance(self._plan.decisions[decision].action, EncodeOffload)
 
     def _forget(self, storage: int) -> None:
@@ -135,38 +137,38 @@ class HalfWriter:
 
     def _run(self, position: int, moment: int) -> None:
         node = self._lowered.nodes[moment]
-        coded = self._coded_source(moment, node)
+        encoded = self._encoded_source(moment, node)
         if moment in self.random_states:
             self.random_states[moment] = self.graph.call_function(random_state, _devices(node))
         copy = (
             self._copied(moment, self._lowered.graph.ops[moment].reads)
-            if coded is None
-            else self._from_code(node, coded)
+            if encoded is None
+            else self._from_encoding(node, encoded)
         )
         self.copies[node] = copy
         self.position_of[copy] = position
         for result in self._results[node]:
             self.copies[result] = self.graph.node_copy(result, self.copies.__getitem__)
 
-    def _coded_source(self, moment: int, node: fx.Node) -> fx.Node | None:
-        """The argument that this op reads as a code: its storage is encoded, and the plan wants no decoder."""
-        if not self.codes:
+    def _encoded_source(self, moment: int, node: fx.Node) -> fx.Node | None:
+        """The argument that this op reads as an encoding: its storage is encoded, and the plan wants no decoder."""
+        if not self.encodings:
             return None
         needs = {read.value: read.need for read in self._lowered.graph.ops[moment].reads}
         for source in node.all_input_nodes:
             value = self._lowered.value_of_node.get(source)
             if value is None or source in self.copies or needs[value] in NO_USE:
                 continue
-            if self._read_as_code.get(self._storage_of(source)) in self.codes:
+            if self._read_as_encoding.get(self._storage_of(source)) in self.encodings:
                 return source
         return None
 
-    def _from_code(self, node: fx.Node, source: fx.Node) -> fx.Node:
-        decision = self._read_as_code[self._storage_of(source)]
+    def _from_encoding(self, node: fx.Node, source: fx.Node) -> fx.Node:
+        decision = self._read_as_encoding[self._storage_of(source)]
         action = self._plan.decisions[decision].action
-        assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no code"
-        function, arguments = from_code(
-            node, source, self.codes[decision], action.detail, lambda given: fx.map_arg(given, self.read)
+        assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoding"
+        function, arguments = from_encoding(
+            node, source, self.encodings[decision], action.detail, lambda given: fx.map_arg(given, self.read)
         )
         # What the fused form does not read and the op did (a shape) lives until here, as the plan counts it.
         held = [self.copies[other] for other in node.all_input_nodes if other in self.copies]

@@ -100,15 +100,15 @@ def cut(joint: fx.GraphModule, lowered: Lowered, plan: Plan, num_forward_outputs
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
-    """The code of one decision, where it crosses from forward to backward."""
+class SavedEncoding:
+    """The encoding of one decision, where it crosses from forward to backward."""
 
     decision: int
     nbytes: int
 
     @property
     def name(self) -> str:
-        return f"vdnn_code_{self.decision}"
+        return f"vdnn_encoding_{self.decision}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class RandomState:
         return f"vdnn_random_state_{self.moment}"
 
 
-Saved = fx.Node | Code | RandomState | None
+Saved = fx.Node | SavedEncoding | RandomState | None
 """What crosses from forward to backward through autograd. None stands for the handle."""
 
 
@@ -133,7 +133,7 @@ def _saved(
     backward: Sequence[Instruction],
     gradients: Sequence[Any],
 ) -> list[Saved]:
-    """Everything that crosses: nodes in order of first reading, the handle, codes in order of encoding.
+    """Everything that crosses: nodes in order of first reading, the handle, encodings in the order they are written.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
     crossing = dict.fromkeys(
@@ -141,19 +141,19 @@ def _saved(
     )
     crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
-    ours = [None, *_codes_after(plan, forward), *map(RandomState, random_replays(plan))]
+    ours = [None, *_encodings_after(plan, forward), *map(RandomState, random_replays(plan))]
     return [*checked, *ours, *(node for node in crossing if is_unchecked_save(node))]
 
 
-def _codes_after(plan: Plan, program: Sequence[Instruction]) -> list[Code]:
-    """The codes that are on the device when the program ends."""
-    there: dict[int, Code] = {}
+def _encodings_after(plan: Plan, program: Sequence[Instruction]) -> list[SavedEncoding]:
+    """The encodings that are on the device when the program ends."""
+    there: dict[int, SavedEncoding] = {}
     for instruction in program:
         action = plan.decisions[instruction.decision].action if instruction.decision >= 0 else None
         if not isinstance(action, Encode | EncodeOffload):
             continue
         if instruction.kind in (Kind.ENCODE, Kind.FETCH):
-            there[instruction.decision] = Code(instruction.decision, action.nbytes)
+            there[instruction.decision] = SavedEncoding(instruction.decision, action.nbytes)
         elif instruction.kind in (Kind.LEAVE, Kind.DECODE):
             there.pop(instruction.decision)
     return list(there.values())
@@ -223,8 +223,8 @@ def _forward(
     for item in saved:
         if isinstance(item, RandomState):
             _describe(_state_of(writer, item), joint, Phase.FORWARD, RANDOM_STATE_NBYTES, torch.uint8)
-        if isinstance(item, Code):
-            _describe(writer.codes[item.decision], joint, Phase.FORWARD, item.nbytes, torch.uint8)
+        if isinstance(item, SavedEncoding):
+            _describe(writer.encodings[item.decision], joint, Phase.FORWARD, item.nbytes, torch.uint8)
     stash = [_stashed(writer, handle, item) for item in saved]
     output = writer.graph.output((*fx.map_arg(list(outputs), writer.read), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
@@ -246,9 +246,9 @@ def _backward(
         placeholders[item] = placeholder = writer.graph.create_node("placeholder", name, name=name)
         if item is None:
             _describe_handle(placeholder, joint, Phase.BACKWARD)
-        elif isinstance(item, Code):
+        elif isinstance(item, SavedEncoding):
             _describe(placeholder, joint, Phase.FORWARD, item.nbytes, torch.uint8)
-            writer.codes[item.decision] = placeholder
+            writer.encodings[item.decision] = placeholder
         elif isinstance(item, RandomState):
             _describe(placeholder, joint, Phase.FORWARD, RANDOM_STATE_NBYTES, torch.uint8)
             writer.random_states[item.moment] = placeholder
@@ -280,7 +280,7 @@ def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:
         return handle
     if isinstance(item, RandomState):
         return _state_of(writer, item)
-    return writer.codes[item.decision] if isinstance(item, Code) else writer.read(item)
+    return writer.encodings[item.decision] if isinstance(item, SavedEncoding) else writer.read(item)
 
 
 def _state_of(writer: HalfWriter, item: RandomState) -> fx.Node:

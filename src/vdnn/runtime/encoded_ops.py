@@ -1,9 +1,9 @@
-"""Backward ops that read a code as it is, so that nobody decodes it: fused forms of a few aten ops.
+"""Backward ops that read an encoding as it is, so that nobody decodes it: fused forms of a few aten ops.
 
-Enters: a gradient and a code. Leaves: exactly what the aten op makes of the gradient and the decoded storage, bit for
-bit, without that storage ever existing. ReLU's backward from bits also moves less memory than from values: 8 bytes per
-element instead of 12. Which nodes may be written so is `capture/ops/information.py`'s word. `held` is what lives until
-the call and is not read by it.
+Enters: a gradient and an encoding. Leaves: exactly what the aten op makes of the gradient and the decoded storage, bit
+for bit, without that storage ever existing. ReLU's backward from bits also moves less memory than from values: 8 bytes
+per element instead of 12. Which nodes may be written so is `capture/ops/information.py`'s word. `held` is what lives
+until the call and is not read by it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vdnn.runtime.encodings import raw
 
 def masked_gradient(
     gradient: torch.Tensor,
-    code: torch.Tensor,
+    encoding: torch.Tensor,
     out: torch.Tensor | None,
     on: float,
     off: float,
@@ -29,13 +29,13 @@ def masked_gradient(
     """`gradient * on` where the bit is set; elsewhere zero, or `gradient * off`. `out` may be the gradient itself."""
     target = torch.empty_like(gradient) if out is None else out
     kernels = kernels_of(gradient.device.type)
-    kernels.masked_gradient(raw(gradient), raw(code), raw(target), "float32", on, off, zero_off)
+    kernels.masked_gradient(raw(gradient), raw(encoding), raw(target), "float32", on, off, zero_off)
     return target
 
 
 def window_gradient(
     gradient: torch.Tensor,
-    code: torch.Tensor,
+    encoding: torch.Tensor,
     detail: Detail,
     shape: tuple[int, ...],
     stride: tuple[int, ...],
@@ -45,6 +45,6 @@ def window_gradient(
     target = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
     kernels = kernels_of(gradient.device.type)
     kernels.window_backward(
-        typed(raw(gradient), "float32"), raw(code), window_of(detail), typed(raw(target), "float32")
+        typed(raw(gradient), "float32"), raw(encoding), window_of(detail), typed(raw(target), "float32")
     )
     return target

@@ -1,8 +1,8 @@
 """Encode and decode storages of a training step where the plan says so.
 
-Enters: the calls of generated code. Leaves: codes, which cross from forward to backward like every saved tensor, and
-later the bytes again. `Codes` belongs to one captured graph and outlives its steps; what a step must remember lies in
-its `Overflow`.
+Enters: the calls of generated code. Leaves: encodings, which cross from forward to backward like every saved tensor,
+and later the bytes again. `Encodings` belongs to one captured graph and outlives its steps; what a step must remember
+lies in its `Overflow`.
 
 Data that is denser than planned does not fit its buffer. Nothing goes over budget in silence: with a budget the whole
 map is copied to the next slower tier, without one it stays where it is; both are counted, and the report says so.
@@ -19,7 +19,7 @@ import torch
 from vdnn.codecs import Codec, codec_for
 from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.sparse import Sparse
-from vdnn.errors import CodeTooLarge, LostHandle
+from vdnn.errors import EncodingTooLarge, LostHandle
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.model.lasting_buffers import lasting_buffers
 from vdnn.plan.model.plan import Plan
@@ -48,7 +48,7 @@ class Found:
     num_too_dense: int = 0
 
 
-class Codes:
+class Encodings:
     def __init__(self, plan: Plan, transfers: Callable[[], Transfers]) -> None:
         self.codecs = codecs_of(plan)
         self.found = Found()
@@ -66,26 +66,26 @@ class Codes:
         assert self._pool is not None, "a plan without codecs was asked to encode"
         codec = self.codecs[decision]
         flat = all_bytes(tensor)
-        code = self._pool.take(decision, self._sizes[decision], tensor.device)
-        needed = codec.encode(raw(flat), raw(code), kernels_of(tensor.device.type))
+        encoding = self._pool.take(decision, self._sizes[decision], tensor.device)
+        needed = codec.encode(raw(flat), raw(encoding), kernels_of(tensor.device.type))
         if isinstance(codec, Sparse):
             self.found.density[decision] = max(codec.density(needed), self.found.density.get(decision, 0.0))
-        if needed > code.numel():
+        if needed > encoding.numel():
             self._keep_whole(decision, flat, overflow)
-            raw(code)[:8] = 0xFF  # no code begins so: it starts with offset 0
-        return code
+            raw(encoding)[:8] = 0xFF  # no encoding begins so: it starts with offset 0
+        return encoding
 
-    def decode(self, decision: int, code: torch.Tensor, overflow: Overflow) -> torch.Tensor:
+    def decode(self, decision: int, encoding: torch.Tensor, overflow: Overflow) -> torch.Tensor:
         codec = self.codecs[decision]
-        flat = torch.empty(codec.storage.nbytes, dtype=torch.uint8, device=code.device)
+        flat = torch.empty(codec.storage.nbytes, dtype=torch.uint8, device=encoding.device)
         if decision in overflow.stayed:
             flat.copy_(overflow.stayed[decision])
         elif decision in overflow.went:
             self._transfers().fetch(overflow.went[decision], flat)
             self._transfers().wait_fetched(overflow.went[decision])
         else:
-            self._require_code(codec, code, overflow)
-            codec.decode(raw(code), raw(flat), kernels_of(code.device.type))
+            self._require_encoding(codec, encoding, overflow)
+            codec.decode(raw(encoding), raw(flat), kernels_of(encoding.device.type))
         return flat
 
     def _keep_whole(self, decision: int, flat: torch.Tensor, overflow: Overflow) -> None:
@@ -98,15 +98,15 @@ class Codes:
             transfers.wait_sent(ticket)
         else:
             codec = self.codecs[decision]
-            raise CodeTooLarge(
+            raise EncodingTooLarge(
                 f"{codec.storage.name!r} is denser than planned: {self.found.density[decision]:.2f} of its elements are"
-                f" not zero, the plan gave its code {format_nbytes(self._sizes[decision])} of"
+                f" not zero, the plan gave its encoding {format_nbytes(self._sizes[decision])} of"
                 f" {format_nbytes(codec.storage.nbytes)}, and there is no slower tier to hold it whole."
                 f" Give a larger share with density={min(1.0, self.found.density[decision] + 0.05):.2f}."
             )
 
-    def _require_code(self, codec: Codec, code: torch.Tensor, overflow: Overflow) -> None:
-        if overflow.is_lost and not codec.has_fixed_size and bool((code[:8] == 0xFF).all()):
+    def _require_encoding(self, codec: Codec, encoding: torch.Tensor, overflow: Overflow) -> None:
+        if overflow.is_lost and not codec.has_fixed_size and bool((encoding[:8] == 0xFF).all()):
             raise LostHandle(
                 f"{codec.storage.name!r} was denser than planned and was kept whole elsewhere, but a saved-tensor hook"
                 " around the model (torch.autograd.graph.saved_tensors_hooks, save_on_cpu) replaced the handle to it"

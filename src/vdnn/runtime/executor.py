@@ -20,7 +20,7 @@ from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.model.findings import GradientError
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import Timeline
-from vdnn.runtime.encodings import Codes, Overflow
+from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.overwritten import make_own
@@ -39,8 +39,8 @@ KEPT_TIMES = 1000
 class OrdinaryStep:
     """A step nobody watches."""
 
-    def __init__(self, journeys: Journeys, codes: Codes, *, is_lost: bool = False) -> None:
-        self.journeys, self.codes, self.overflow = journeys, codes, Overflow(is_lost)
+    def __init__(self, journeys: Journeys, encodings: Encodings, *, is_lost: bool = False) -> None:
+        self.journeys, self.encodings, self.overflow = journeys, encodings, Overflow(is_lost)
         self.remembered: RememberedForward | None = None
         self.is_shown = is_lost or are_saved_tensors_hooked()
 
@@ -114,7 +114,7 @@ class Executor:
         self.measured = Measured()
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
         self._transfers = transfers
-        self.codes = Codes(plan, transfers)
+        self.encodings = Encodings(plan, transfers)
         self._forward_program, self._backward_program = forward, backward
         self._is_watchable = watched and forward.is_watchable and backward.is_watchable
         self._handle_position, self.num_saved, self._overwrites = handle_position, num_saved, overwrites
@@ -134,7 +134,7 @@ class Executor:
         self.measured.num_forward += 1
         if self.measured.timeline is None and self._is_watchable:
             return self._forward_watched(args)
-        step = OrdinaryStep(self._journeys(), self.codes)
+        step = OrdinaryStep(self._journeys(), self.encodings)
         self._remember(step, args)
         begin = time.perf_counter()
         with running(step):
@@ -164,7 +164,7 @@ class Executor:
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
-        step = WatchedStep(self.plan, self._schedule, self._journeys(), self.codes)
+        step = WatchedStep(self.plan, self._schedule, self._journeys(), self.encodings)
         self._remember(step, args)
         step.count_inputs(args, self._forward_program.constants)
         program = self._forward_program.run_marked()
@@ -201,7 +201,7 @@ class Executor:
                 " replaced the handle to them by a copy. Call the virtualized model outside such hooks; it moves its"
                 " own saved tensors."
             )
-        return OrdinaryStep(self._journeys(), self.codes, is_lost=True) if step is None else step
+        return OrdinaryStep(self._journeys(), self.encodings, is_lost=True) if step is None else step
 
 
 def _refuse_double_backward() -> None:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vdnn.runtime.encodings import Codes, Overflow
+from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import RememberedForward
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.random_states import random_state, set_random_state
@@ -26,7 +26,7 @@ class Step(Protocol):
     """What generated code may use."""
 
     journeys: Journeys
-    codes: Codes
+    encodings: Encodings
     overflow: Overflow
     remembered: RememberedForward | None
     is_shown: bool
@@ -85,15 +85,15 @@ def arrive(decision: int) -> None:
 
 
 def encode(decision: int, tensor: torch.Tensor) -> torch.Tensor:
-    """The code of the storage that `tensor` lies in."""
+    """The encoding of the storage that `tensor` lies in."""
     step = _running.steps[-1]
-    return step.codes.encode(decision, tensor, step.overflow)
+    return step.encodings.encode(decision, tensor, step.overflow)
 
 
-def decode(decision: int, code: torch.Tensor) -> torch.Tensor:
+def decode(decision: int, encoding: torch.Tensor) -> torch.Tensor:
     """The bytes of the storage again."""
     step = _running.steps[-1]
-    return step.codes.decode(decision, code, step.overflow)
+    return step.encodings.decode(decision, encoding, step.overflow)
 
 
 def phantom(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:

@@ -18,7 +18,7 @@ from vdnn.ir import Role
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import COMPUTE, ROLES, Lane, Timeline
-from vdnn.runtime.encodings import Codes, Overflow
+from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import RememberedForward
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.tracker import StorageTracker
@@ -28,8 +28,8 @@ from vdnn.torch_private import are_saved_tensors_hooked
 class WatchedStep:
     """Follows one forward and its backward. `timeline` is there once the last instruction of the program has run."""
 
-    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, codes: Codes) -> None:
-        self.journeys, self.codes, self.overflow = journeys, codes, Overflow()
+    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, encodings: Encodings) -> None:
+        self.journeys, self.encodings, self.overflow = journeys, encodings, Overflow()
         self.remembered: RememberedForward | None = None
         self.is_shown = are_saved_tensors_hooked()
         self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program

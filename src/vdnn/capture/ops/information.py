@@ -95,7 +95,7 @@ def fills_its_storage(tensor: torch.Tensor) -> bool:
     return dense and tensor.storage_offset() == 0 and tensor.untyped_storage().nbytes() == nbytes
 
 
-def reads_code(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[float]]) -> bool:
+def reads_encoded(node: fx.Node, source: fx.Node, alphabet: Callable[[], Sequence[float]]) -> bool:
     """Whether `node` has a form that takes `source` encoded: an op we have fused, elements that lie as the gradient's
     do, fp32."""
     name = op_name(node)

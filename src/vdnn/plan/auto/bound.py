@@ -68,18 +68,24 @@ class Bound:
     @cached_property
     def _out_s_per_byte(self) -> float:
         hardware = self.ground.problem.hardware
-        return self._shortest_code / hardware.link(hardware.tiers[0].name, hardware.tiers[1].name).bandwidth_bytes_per_s
+        return (
+            self._shortest_encoding
+            / hardware.link(hardware.tiers[0].name, hardware.tiers[1].name).bandwidth_bytes_per_s
+        )
 
     @cached_property
     def _back_s_per_byte(self) -> float:
         hardware = self.ground.problem.hardware
-        return self._shortest_code / hardware.link(hardware.tiers[1].name, hardware.tiers[0].name).bandwidth_bytes_per_s
+        return (
+            self._shortest_encoding
+            / hardware.link(hardware.tiers[1].name, hardware.tiers[0].name).bandwidth_bytes_per_s
+        )
 
     @cached_property
-    def _shortest_code(self) -> float:
+    def _shortest_encoding(self) -> float:
         """Bytes on the link per byte that leaves, at best."""
-        codes = ((o.code, i.gap) for i in self.ground.items for o in i.options if o.kind == ENCODE_OFFLOAD)
-        return min((code.nbytes / gap.nbytes for code, gap in codes if code is not None), default=1.0)
+        encodings = ((o.encoding, i.gap) for i in self.ground.items for o in i.options if o.kind == ENCODE_OFFLOAD)
+        return min((encoding.nbytes / gap.nbytes for encoding, gap in encodings if encoding is not None), default=1.0)
 
     @cached_property
     def _ways(self) -> tuple[Numbers, Numbers, Numbers, Numbers]:

@@ -4,7 +4,7 @@ Enters: a problem. Leaves: a `Ground`: one `Item` per gap of a storage, with an 
 serve it. The one idea: keep, offload, encode, encode and offload, recompute are answers to the same question, so they
 are priced in the same money: bytes held at each moment, seconds of compute, seconds of each link. Which papers they
 come
-from no longer matters: vDNN's offload, SuperNeurons' recomputation and Gist's codes stand in one list.
+from no longer matters: vDNN's offload, SuperNeurons' recomputation and Gist's encodings stand in one list.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.stashes import Stash, stash_at, with_maps, with_zeros
 from vdnn.plan.model.tier_room import slower_tiers
-from vdnn.plan.strategies.gist import encoding
+from vdnn.plan.strategies.gist import encoding_decision
 from vdnn.units import format_nbytes, format_seconds
 
 FEW_MOMENTS = 60
@@ -42,8 +42,8 @@ OFFLOAD, ENCODE, ENCODE_OFFLOAD, RECOMPUTE = "offload", "encode", "encode-offloa
 @dataclass(frozen=True, slots=True)
 class Option:
     """`held_nbytes` stay on the device through the gap; `seconds` of compute are added; the copies keep the links of
-    the tier busy for `out_s` and `back_s`. `code` is how it is encoded, if it is. `passing_nbytes` exist only while it
-    is made again. `keeps_values`: every bit comes back, so that something else can be made again from it.
+    the tier busy for `out_s` and `back_s`. `encoding` is how it is encoded, if it is. `passing_nbytes` exist only while
+    it is made again. `keeps_values`: every bit comes back, so that something else can be made again from it.
     `lives_on`: what it is made from lives until then. `back`: where it is whole again, if that is not its next use.
     """
 
@@ -54,7 +54,7 @@ class Option:
     tier: str | None = None
     out_s: float = 0.0
     back_s: float = 0.0
-    code: Encode | None = None
+    encoding: Encode | None = None
     passing_nbytes: int = 0
     keeps_values: bool = True
     lives_on: bool = False
@@ -115,7 +115,7 @@ class Ground:
         return tuple(item for item in found if item.options and not item.gap.is_last)
 
     def _main_gaps(self) -> dict[int, Gap]:
-        """Of each storage the gap in which it waits longest: there codes and recomputation are worth a look."""
+        """Of each storage the gap in which it waits longest: there encodings and recomputation are worth a look."""
         main: dict[int, Gap] = {}
         for gap in self.all_gaps:
             if not gap.is_last and (gap.storage not in main or self.away_s(gap) > self.away_s(main[gap.storage])):
@@ -128,27 +128,29 @@ class Ground:
     def _options(self, gap: Gap, is_main: bool) -> Iterator[Option]:
         if gap.is_last:
             return
-        code = self._code(gap) if is_main else None
+        encoding = self._encoding(gap) if is_main else None
         for tier in self.tiers:
             yield self._offload(gap, tier, gap.nbytes, None)
-        if code is not None:
-            yield self._encode(gap, code)
+        if encoding is not None:
+            yield self._encode(gap, encoding)
             for tier in self.tiers[:1] if gap.until - gap.leave > 2 else ():
-                yield self._offload(gap, tier, code.nbytes, code)
+                yield self._offload(gap, tier, encoding.nbytes, encoding)
         yield from self._recompute(gap)
 
-    def _offload(self, gap: Gap, tier: str, nbytes: int, code: Encode | None) -> Option:
+    def _offload(self, gap: Gap, tier: str, nbytes: int, encoding: Encode | None) -> Option:
         out_s, back_s = self.copies_s(nbytes, tier)
         drag_s = self.drag_s(nbytes, tier)
         reason = (
             f"next use {format_seconds(self.away_s(gap))} away, copies take {format_seconds(out_s)} out and"
             f" {format_seconds(back_s)} back"
         )
-        if code is None:
+        if encoding is None:
             return Option(OFFLOAD, reason, drag_s, 0, tier, out_s, back_s)
-        seconds = drag_s + code.encode_s + code.decode_s
-        reason = f"as {format_nbytes(nbytes)} of {code.codec}; {reason}"
-        return Option(ENCODE_OFFLOAD, reason, seconds, 0, tier, out_s, back_s, code, 0, self._is_whole(gap, code))
+        seconds = drag_s + encoding.encode_s + encoding.decode_s
+        reason = f"as {format_nbytes(nbytes)} of {encoding.codec}; {reason}"
+        return Option(
+            ENCODE_OFFLOAD, reason, seconds, 0, tier, out_s, back_s, encoding, 0, self._is_whole(gap, encoding)
+        )
 
     def copies_s(self, nbytes: int, tier: str) -> tuple[float, float]:
         """Seconds out and back, link after link."""
@@ -160,21 +162,21 @@ class Ground:
         out, back = both_ways(self.problem.hardware, tier)
         return sum(link.drag * link.seconds(nbytes) for link in (*out, *back))
 
-    def _code(self, gap: Gap) -> Encode | None:
-        decision = encoding(self.problem, self._stash(gap))
+    def _encoding(self, gap: Gap) -> Encode | None:
+        decision = encoding_decision(self.problem, self._stash(gap))
         return decision.action if decision is not None and isinstance(decision.action, Encode) else None
 
-    def _encode(self, gap: Gap, code: Encode) -> Option:
-        reason = f"{format_nbytes(code.nbytes)} as {code.codec} instead of {format_nbytes(gap.nbytes)}"
-        whole, life = self._is_whole(gap, code), self.graph.lifetimes[gap.storage]
+    def _encode(self, gap: Gap, encoding: Encode) -> Option:
+        reason = f"{format_nbytes(encoding.nbytes)} as {encoding.codec} instead of {format_nbytes(gap.nbytes)}"
+        whole, life = self._is_whole(gap, encoding), self.graph.lifetimes[gap.storage]
         assert life is not None, "what has a gap is used"
-        back = life.end if code.direct else -1  # what is read as a code never comes back
-        seconds = code.encode_s + code.decode_s
-        return Option(ENCODE, reason, seconds, code.nbytes, code=code, keeps_values=whole, back=back)
+        back = life.end if encoding.direct else -1  # what is read as an encoding never comes back
+        seconds = encoding.encode_s + encoding.decode_s
+        return Option(ENCODE, reason, seconds, encoding.nbytes, encoding=encoding, keeps_values=whole, back=back)
 
-    def _is_whole(self, gap: Gap, code: Encode) -> bool:
-        codec = codec_for(code.codec, self.graph.storages[gap.storage], code.detail)
-        return codec.is_exact and not code.direct and codec.serves(Information(Need.ALL))
+    def _is_whole(self, gap: Gap, encoding: Encode) -> bool:
+        codec = codec_for(encoding.codec, self.graph.storages[gap.storage], encoding.detail)
+        return codec.is_exact and not encoding.direct and codec.serves(Information(Need.ALL))
 
     def _stash(self, gap: Gap) -> Stash:
         return stash_at(self.graph, gap.storage, gap.leave, gap.until, self._reads, self._zeros_and_maps)

@@ -62,28 +62,28 @@ class Returns:
             if chosen != KEEP:
                 self.option_of[k] = items[k].options[chosen - 1]
                 self._by_storage.setdefault(items[k].gap.storage, []).append(k)
-        self._drop_what_follows_codes()
+        self._drop_what_follows_encodings()
         again = [k for k, option in self.option_of.items() if option.kind == RECOMPUTE]
         for k in sorted(again, key=lambda k: items[k].gap.until):
             if k not in self.back_of:
                 self._bring(k, items[k].gap.until)
 
     @property
-    def read_as_code(self) -> set[int]:
-        """Storages whose code is read as it is: they do not come back, so there is nothing to give up later."""
-        coded = (k for k, option in self.option_of.items() if option.code is not None and option.code.direct)
-        return {self.ground.items[k].gap.storage for k in coded}
+    def read_as_encoding(self) -> set[int]:
+        """Storages whose encoding is read as it is: they do not come back, so there is nothing to give up later."""
+        encoded = (k for k, option in self.option_of.items() if option.encoding is not None and option.encoding.direct)
+        return {self.ground.items[k].gap.storage for k in encoded}
 
-    def _drop_what_follows_codes(self) -> None:
-        coded = self.read_as_code
+    def _drop_what_follows_encodings(self) -> None:
+        encoded = self.read_as_encoding
         for k, option in list(self.option_of.items()):
             gap = self.ground.items[k].gap
-            if gap.storage in coded and option.code is None and gap.leave >= self._code_leaves(gap.storage):
+            if gap.storage in encoded and option.encoding is None and gap.leave >= self._encoding_leaves(gap.storage):
                 del self.option_of[k]
 
-    def _code_leaves(self, storage: int) -> int:
-        coded = [k for k in self._by_storage[storage] if (option := self.option_of.get(k)) and option.code]
-        return min(self.ground.items[k].gap.leave for k in coded)
+    def _encoding_leaves(self, storage: int) -> int:
+        encoded = [k for k in self._by_storage[storage] if (option := self.option_of.get(k)) and option.encoding]
+        return min(self.ground.items[k].gap.leave for k in encoded)
 
     def back(self, k: int) -> int:
         return self.back_of.get(k, self.ground.items[k].gap.until)
@@ -130,8 +130,8 @@ class Returns:
 
 
 def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
-    """All decisions as if links did not exist: a code that is to travel stays."""
-    not_dropped = returns.read_as_code | returns.lives_on | returns.made_for.keys()
+    """All decisions as if links did not exist: an encoding that is to travel stays."""
+    not_dropped = returns.read_as_encoding | returns.lives_on | returns.made_for.keys()
     for gap in ground.last_gaps:
         if gap.storage not in not_dropped:
             yield Decision(gap.storage, Drop(gap.leave), "nobody reads more than its shape from here on")
@@ -139,8 +139,8 @@ def _without_copies(ground: Ground, returns: Returns) -> Iterator[Decision]:
         gap, back = ground.items[k].gap, returns.back(k)
         if option.kind == RECOMPUTE:
             yield Decision(gap.storage, Recompute(gap.leave, back), option.reason)
-        elif option.code is not None:
-            yield Decision(gap.storage, replace(option.code, back=back), option.reason)
+        elif option.encoding is not None:
+            yield Decision(gap.storage, replace(option.encoding, back=back), option.reason)
     for storage, moments in returns.made_for.items():
         if storage in returns.lives_on:
             continue
@@ -170,22 +170,22 @@ def _copies(ground: Ground, returns: Returns) -> Iterator[Choice]:
 
 
 def _travelling(gap: Gap, option: Option, back: int) -> Gap:
-    """The gap as its copy sees it: a code exists from where the storage leaves."""
-    if option.code is None:
+    """The gap as its copy sees it: an encoding exists from where the storage leaves."""
+    if option.encoding is None:
         return replace(gap, until=back)
-    return replace(gap, until=back, nbytes=option.code.nbytes, final=gap.leave)
+    return replace(gap, until=back, nbytes=option.encoding.nbytes, final=gap.leave)
 
 
 def _with_copies(
     ground: Ground, returns: Returns, still: tuple[Decision, ...], lent: Sequence[Window]
 ) -> Iterator[Decision]:
-    """Codes that travel in the place of those that stay; then plain copies, ordered by return: of copies back that
+    """Encodings that travel in the place of those that stay; then plain copies, ordered by return: of copies back that
     start at one moment, the one that is used first goes first."""
     travelling = {(window.choice.gap.storage, window.choice.gap.until): window for window in lent}
     for decision in still:
         window = travelling.get((decision.storage, getattr(decision.action, "back", -1)))
         if window is not None and isinstance(decision.action, Encode):
-            yield replace(decision, action=_sent_code(decision.action, window))
+            yield replace(decision, action=_sent_encoding(decision.action, window))
         else:
             yield decision
     plain = {
@@ -200,10 +200,10 @@ def _with_copies(
             yield Decision(gap.storage, action, plain[gap.storage, gap.until].reason)
 
 
-def _sent_code(code: Encode, window: Window) -> EncodeOffload:
+def _sent_encoding(encoding: Encode, window: Window) -> EncodeOffload:
     return EncodeOffload(
-        code.codec, code.nbytes, _tier(window), code.leave, window.leave, window.fetch, code.back,
-        code.encode_s, code.decode_s, code.detail, code.direct,
+        encoding.codec, encoding.nbytes, _tier(window), encoding.leave, window.leave, window.fetch, encoding.back,
+        encoding.encode_s, encoding.decode_s, encoding.detail, encoding.direct,
     )  # fmt: skip
 
 

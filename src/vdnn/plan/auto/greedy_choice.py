@@ -33,7 +33,7 @@ def _cheapest(model: Model, choices: list[int], moment: int, excess_nbytes: int)
         for k, item in enumerate(model.items)
         if not choices[k] and item.gap.covers(moment)
         for position, option in enumerate(item.options, start=1)
-        if _freed(item, option) > 0 and not (option.kind == RECOMPUTE and _is_coded_source(model, k, choices))
+        if _freed(item, option) > 0 and not (option.kind == RECOMPUTE and _is_encoded_source(model, k, choices))
     ]
     taken: dict[int, int] = {}
     for _, k, position in sorted(offers):
@@ -56,6 +56,6 @@ def _price(model: Model, k: int, option: Option) -> float:
     return (option.seconds + unhidden_s) / _freed(item, option)
 
 
-def _is_coded_source(model: Model, k: int, choices: list[int]) -> bool:
+def _is_encoded_source(model: Model, k: int, choices: list[int]) -> bool:
     """Whether something that it would be made from is held in a form that has lost values."""
     return any(choices[j] and not model.items[j].options[choices[j] - 1].keeps_values for j in model.sources.get(k, ()))

@@ -191,13 +191,13 @@ class Draft:
         return [self.x[self.model.unit_of[k]][position] for position in self.model.recompute[k]]
 
     def _conflicts(self) -> None:
-        """Nothing is made again from a code that has not kept every bit."""
+        """Nothing is made again from an encoding that has not kept every bit."""
         for k, sources in self.model.sources.items():
             for j in sources:
                 for position, option in enumerate(self.model.items[j].options, start=1):
                     if not option.keeps_values:
-                        coded = self.x[self.model.unit_of[j]][position]
-                        self.mip.add(self.sum_of([(v, 1.0) for v in (*self._recomputed(k), coded)]) <= 1)
+                        encoded = self.x[self.model.unit_of[j]][position]
+                        self.mip.add(self.sum_of([(v, 1.0) for v in (*self._recomputed(k), encoded)]) <= 1)
 
     def _waits(self) -> Iterable[Term]:
         """Copies that are back before the peak, or leave after it: what their own gap does not hide."""
@@ -296,9 +296,9 @@ class Program:
     def _change(self, item: Item, option: Option, moment: int) -> int:
         end = option.end(item.gap)
         away = -item.gap.nbytes if item.gap.leave < moment < end else 0
-        code = option.held_nbytes if option.kind == ENCODE and item.gap.leave <= moment <= end else 0
+        encoding = option.held_nbytes if option.kind == ENCODE and item.gap.leave <= moment <= end else 0
         passing = self.model.passing_nbytes(item, option) if moment == item.gap.until else 0
-        return away + code + passing
+        return away + encoding + passing
 
     def _ways_of_computing(self, moment: int) -> Iterable[Term]:
         """The variants of an op, each with its workspace beyond the smallest, and its time beyond the fastest."""
@@ -336,7 +336,7 @@ class Program:
             item, unit = self.model.items[k], self.model.unit_of.get(k)
             for position, option in enumerate(item.options, start=1) if unit is not None else ():
                 if option.tier == tier:
-                    nbytes = item.gap.nbytes if option.code is None else option.code.nbytes
+                    nbytes = item.gap.nbytes if option.encoding is None else option.encoding.nbytes
                     variable = self.draft.x[self.model.unit_of[k]][position]
                     stored[variable] = stored.get(variable, 0) + nbytes
         return stored

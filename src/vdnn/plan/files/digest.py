@@ -38,7 +38,7 @@ def _words_of_ops(graph: Graph) -> Iterator[Iterable[str]]:
     yield (spelled[op.traits] for op in graph.ops)
     yield (str(op.flops) for op in graph.ops)  # they may not fit into 64 bits
     yield (read.need for read in reads)
-    yield (f"{k} {r.detail} {r.reads_code}" for k, r in enumerate(reads) if r.detail or r.reads_code)
+    yield (f"{k} {r.detail} {r.reads_encoded}" for k, r in enumerate(reads) if r.detail or r.reads_encoded)
 
 
 def _words_of_values(graph: Graph) -> Iterator[Iterable[str]]:

@@ -62,10 +62,10 @@ def graph_to_json(graph: Graph, words: Words) -> Json:
     }
     # Written only where there are some, as most reads take everything and most storages hold anything.
     exact_reads = [
-        [moment, position, list(read.detail), read.reads_code]
+        [moment, position, list(read.detail), read.reads_encoded]
         for moment, op in enumerate(graph.ops)
         for position, read in enumerate(op.reads)
-        if read.detail or read.reads_code
+        if read.detail or read.reads_encoded
     ]
     alphabets = [[position, list(s.alphabet)] for position, s in enumerate(graph.storages) if s.alphabet]
     return (

@@ -37,7 +37,7 @@ def match(saved: Graph, here: Graph) -> Match:
 
 
 def _kind(op: Op) -> tuple[object, ...]:
-    return op.target, op.phase, len(op.writes), tuple((read.need, read.detail, read.reads_code) for read in op.reads)
+    return op.target, op.phase, len(op.writes), tuple((read.need, read.detail, read.reads_encoded) for read in op.reads)
 
 
 def _described(op: Op | None) -> str:

@@ -39,8 +39,8 @@ def opened(plan: str | Path | Plan) -> Plan:
 def fitting_plan(saved: Plan, problem: Problem) -> Plan:
     """The saved plan for this problem, or ForeignPlan with everything that stands in its way.
 
-    What may be rounded, and the density of sparse codes, are the plan's; the budget is the plan's unless the problem
-    has one.
+    What may be rounded, and the density of sparse encodings, are the plan's; the budget is the plan's unless the
+    problem has one.
     """
     found = match(saved.problem.graph, problem.graph)
     differences = [*_other_torch(saved), *found.differences]

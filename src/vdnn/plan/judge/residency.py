@@ -67,8 +67,8 @@ class _Book:
         self.since = [-1] * len(graph.storages)
         self.touched = [-1] * len(graph.storages)
         self.encoded_since: dict[int, int] = {}
-        self.code_of: dict[int, int] = {}  # storage -> the decision whose code its readers take as it is
-        self.code_touched: dict[int, int] = {}
+        self.encoding_of: dict[int, int] = {}  # storage -> the decision whose encoding its readers take as it is
+        self.encoding_touched: dict[int, int] = {}
         self.stored_since: dict[int, int] = {}
         self.numbers: list[int] = []  # six per holding: a hundred thousand small tuples would keep the collector busy
 
@@ -126,7 +126,7 @@ class _Book:
     def fetch(self, position: int, instruction: Instruction) -> None:
         if isinstance(self.plan.decisions[instruction.decision].action, EncodeOffload):
             self.encoded_since[instruction.decision] = position
-            self._read_code(position, instruction)
+            self._read_encoding(position, instruction)
         else:
             self._take(instruction.storage, position)
 
@@ -140,12 +140,12 @@ class _Book:
         if isinstance(action, Offload):
             self.touched[instruction.storage] = position
         else:
-            self._read_code(position, instruction)
+            self._read_encoding(position, instruction)
 
     def encode(self, position: int, instruction: Instruction) -> None:
         self.encoded_since[instruction.decision] = position
         self._free(instruction.storage, position)
-        self._read_code(position, instruction)
+        self._read_encoding(position, instruction)
 
     def decode(self, position: int, instruction: Instruction) -> None:
         self._take(instruction.storage, position)
@@ -153,9 +153,9 @@ class _Book:
 
     def close(self, end: int) -> None:
         """The program has ended: what is persistent or held stayed to the end, the rest to its last touch."""
-        for storage, decision in self.code_of.items():
-            if decision in self.encoded_since:  # a code that was read as it is
-                self._hold_code(decision, storage, self.code_touched[decision])
+        for storage, decision in self.encoding_of.items():
+            if decision in self.encoded_since:  # an encoding that was read as it is
+                self._hold_encoding(decision, storage, self.encoding_touched[decision])
         for storage, since in enumerate(self.since):
             if since >= 0:
                 last = end if storage in self.to_the_end else self.touched[storage]
@@ -166,8 +166,8 @@ class _Book:
             storage = self.storage_of[read.value]
             if self.since[storage] >= 0:
                 self.touched[storage] = position
-            elif storage in self.code_of and read.need not in NO_USE:
-                self.code_touched[self.code_of[storage]] = position
+            elif storage in self.encoding_of and read.need not in NO_USE:
+                self.encoding_touched[self.encoding_of[storage]] = position
         workspace_nbytes = self.costs[op].workspace_nbytes
         if workspace_nbytes:
             self.numbers += _DEVICE, _WORKSPACE, workspace_nbytes, position, position, -1
@@ -182,17 +182,17 @@ class _Book:
             self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, self.since[storage], position)
             self.since[storage] = -1
 
-    def _read_code(self, position: int, instruction: Instruction) -> None:
-        """The code is touched; from here on its readers take it, if the plan wants no decoder."""
+    def _read_encoding(self, position: int, instruction: Instruction) -> None:
+        """The encoding is touched; from here on its readers take it, if the plan wants no decoder."""
         action = self.plan.decisions[instruction.decision].action
         if isinstance(action, Encode | EncodeOffload) and action.direct:
-            self.code_of[instruction.storage] = instruction.decision
-            self.code_touched[instruction.decision] = position
+            self.encoding_of[instruction.storage] = instruction.decision
+            self.encoding_touched[instruction.decision] = position
 
     def _free_encoded(self, position: int, instruction: Instruction) -> None:
-        self._hold_code(instruction.decision, instruction.storage, position)
+        self._hold_encoding(instruction.decision, instruction.storage, position)
 
-    def _hold_code(self, decision: int, storage: int, last: int) -> None:
+    def _hold_encoding(self, decision: int, storage: int, last: int) -> None:
         action = self.plan.decisions[decision].action
         assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoded buffer"
         self._hold(_DEVICE, storage, action.nbytes, self.encoded_since.pop(decision), last)

@@ -101,7 +101,7 @@ def _no_such_tier(plan: Plan) -> Iterator[str]:
 
 
 def _codecs(plan: Plan) -> Iterator[str]:
-    """A code is written by a codec that there is, into as many bytes as it takes, and rounds only where that is
+    """An encoding is written by a codec that there is, into as many bytes as it takes, and rounds only where that is
     allowed.
     """
     readers = _readers(plan)

@@ -51,7 +51,7 @@ class _Walker:
         self.holds = dict.fromkeys(range(len(self.graph.storages)), -1)
         self.away: dict[int, str] = {}
         self.gone: set[int] = set()  # decisions whose storage left before their moment ran
-        self.codes: dict[int, Key] = {}  # storage -> its code, where readers take that as it is
+        self.encodings: dict[int, Key] = {}  # storage -> its encoding, where readers take that as it is
         self.first_reads: dict[int, dict[int, int]] = {}  # op -> storage -> what it held when the op first ran
         self.stored = {tier.name: 0 for tier in plan.problem.hardware.tiers}
         self.given = {self.graph.values[value].storage for value in (*self.graph.inputs, *self.graph.tangents)}
@@ -146,7 +146,7 @@ class _Walker:
             self.stored[decision.action.tier] -= key_nbytes(self.plan, self._traveller(position))
         if isinstance(decision.action, Encode | EncodeOffload):
             if decision.action.direct:
-                self.codes[decision.storage] = encoded
+                self.encodings[decision.storage] = encoded
                 return
             self._event(moment, (plain, encoded), begins=(plain,))
         self.whole.add(decision.storage)
@@ -182,7 +182,7 @@ class _Walker:
 
     def _run(self, moment: int) -> None:
         op = self.graph.ops[moment]
-        codes = [self._code_for(moment, read) for read in op.reads]
+        encodings = [self._encoding_for(moment, read) for read in op.reads]
         self.first_reads[moment] = {storage: self.holds[storage] for storage in self._sources(moment)}
         touched = {storage for storage in self._sources(moment) if storage in self.whole}
         begins: set[int] = set()
@@ -197,17 +197,18 @@ class _Walker:
             self.holds[storage] = self.holds[storage] if op.has(Trait.VIEW) else moment
         if moment == min(self.graph.num_forward, len(self.graph) - 1):
             touched |= {self.graph.values[value].storage for value in self.graph.tangents} & self.whole
-        touches = (*_plain(touched), *(code for code in codes if code is not None))
+        touches = (*_plain(touched), *(encoding for encoding in encodings if encoding is not None))
         self._event(moment, touches, _plain(begins), self._workspace_nbytes(moment))
 
-    def _code_for(self, moment: int, read: Read) -> Key | None:
-        """The code that an op reads in place of the storage, if the plan says so; complaints if it can read neither."""
+    def _encoding_for(self, moment: int, read: Read) -> Key | None:
+        """The encoding that an op reads in place of the storage, if the plan says so; complaints if it can read
+        neither."""
         storage = self.graph.values[read.value].storage
         if read.need in NO_USE or storage in self.whole:
             return None
-        if storage in self.codes and read.reads_code:
-            return self.codes[storage]
-        how = "as a code, which it cannot" if storage in self.codes else self._why(storage)
+        if storage in self.encodings and read.reads_encoded:
+            return self.encodings[storage]
+        how = "as an encoding, which it cannot" if storage in self.encodings else self._why(storage)
         self._complain(f"op {moment} {self.graph.ops[moment].name!r} reads {self._name(storage)} ({read.need}), {how}")
         return None
 
@@ -226,7 +227,7 @@ class _Walker:
             self._event(moment, keys + begins, begins)
             self.whole.remove(storage)
             until = "and does not come back" if isinstance(action, Drop) else f"back before op {_back(action)}"
-            self.codes.pop(storage, None)
+            self.encodings.pop(storage, None)
             self.away[storage] = f"which is away ({action.kind}): it leaves after op {moment}, {until}"
         for position in self.due["sent", moment]:
             self._event(moment, (("encoded", position),))

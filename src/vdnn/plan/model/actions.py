@@ -64,7 +64,7 @@ class Encode:
     """Encoded after `leave` into at most `nbytes` on the device, decoded before `back`.
 
     `detail` is the codec's parameter: what its bits mean. `direct`: nothing is decoded, the readers from `back` on take
-    the code as it is, and it lives until the last of them.
+    the encoding as it is, and it lives until the last of them.
     """
 
     kind: ClassVar[str] = "encode"

@@ -21,8 +21,8 @@ class GradientError:
 
 @dataclass(frozen=True, slots=True)
 class Density:
-    """What sparse codes met: the share of non-zero elements they had room for, the densest map, and how many maps did
-    not fit."""
+    """What sparse encodings met: the share of non-zero elements they had room for, the densest map, and how many maps
+    did not fit."""
 
     planned: float
     densest: float

@@ -1,6 +1,6 @@
-"""Which buffers of codes may stay allocated while no code is in them.
+"""Which buffers of encodings may stay allocated while no encoding is in them.
 
-Enters: a plan. Leaves: the decisions whose buffer can outlive its code without the step ever holding more than the
+Enters: a plan. Leaves: the decisions whose buffer can outlive its encoding without the step ever holding more than the
 plan's peak. Fresh memory on a CPU costs a page fault per 4 KiB, four times what encoding itself costs, so buffers that
 are large are worth keeping from one step to the next; but idle memory is memory. The one idea: a plan leaves room at
 most of its instructions, and a buffer fits into that room if it does so at every instruction at which it is idle.
@@ -22,7 +22,7 @@ MAX_BUFFERS = 1000
 
 
 def lasting_buffers(plan: Plan) -> frozenset[int]:
-    """Decisions, by position, whose buffer may be kept when its code is gone."""
+    """Decisions, by position, whose buffer may be kept when its encoding is gone."""
     program = plan.program
     candidates = {
         position: decision.action.nbytes
@@ -45,18 +45,18 @@ def lasting_buffers(plan: Plan) -> frozenset[int]:
 
 
 def _busy(plan: Plan, program: tuple[Instruction, ...]) -> dict[int, tuple[int, int]]:
-    """Of each decision with a code: the instructions at which its buffer is filled and at which it is last needed. A
-    code that travels has left its buffer for good: it comes back into other memory.
+    """Of each decision with an encoding: the instructions at which its buffer is filled and at which it is last needed.
+    An encoding that travels has left its buffer for good: it comes back into other memory.
     """
     graph = plan.problem.graph
     busy: dict[int, tuple[int, int]] = {}
-    read_as_code = {
+    read_as_encoding = {
         d.storage: p for p, d in enumerate(plan.decisions) if isinstance(d.action, Encode) and d.action.direct
     }
     for at, instruction in enumerate(program):
-        if instruction.kind is Kind.RUN and read_as_code:
+        if instruction.kind is Kind.RUN and read_as_encoding:
             for read in graph.ops[instruction.op].reads:
-                decision = read_as_code.get(graph.values[read.value].storage, -1)
+                decision = read_as_encoding.get(graph.values[read.value].storage, -1)
                 if decision in busy and read.need not in NO_USE:
                     busy[decision] = (busy[decision][0], at)
         elif instruction.kind is Kind.ENCODE:

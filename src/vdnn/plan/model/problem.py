@@ -28,7 +28,7 @@ class Problem:
     its own time and workspace. A plan picks one; where it picks none, `costs` holds.
 
     `lossy` names the reduced format that codecs may round values to; None: every bit counts. `density` is the share of
-    non-zero elements for which the code of a sparse map gets room. `form` names the form of the step that the graph
+    non-zero elements for which the encoding of a sparse map gets room. `form` names the form of the step that the graph
     shows (`compile/forms/`); empty: as it was traced.
     """
 

@@ -1,7 +1,7 @@
 """What backward really needs of every storage, and where zeros are to be expected: the analysis behind all codecs.
 
 Enters: a graph. Leaves: one `Stash` per storage that crosses from forward to backward, with the stretch in which nobody
-uses it, what its later readers take of it between them, and whether all of them can read a code. The one idea is
+uses it, what its later readers take of it between them, and whether all of them can read an encoding. The one idea is
 Gist's (ISCA 2018, section 3), made general: **what backward needs is information, not a tensor**. Gist looks for
 pairs of layers, ReLU before a pool, ReLU before a convolution; here every reader has said what it takes, and the pairs
 come out by themselves.
@@ -26,7 +26,7 @@ It is no map, frees nothing, and rounding it would spoil much."""
 class Stash:
     """A storage that is unused after moment `leave` and before moment `back`, in which `information` is used again.
 
-    `back` is None when nobody takes more than its shape. `reads_code`: all later readers can read it encoded.
+    `back` is None when nobody takes more than its shape. `reads_encoded`: all later readers can read it encoded.
     `has_zeros`: many elements are expected to be zero. `is_map`: large enough beside its siblings to be what the op is
     for.
     """
@@ -35,7 +35,7 @@ class Stash:
     leave: int
     back: int | None
     information: Information
-    reads_code: bool
+    reads_encoded: bool
     has_zeros: bool
     is_map: bool
 
@@ -56,8 +56,8 @@ def stashes(graph: Graph) -> tuple[Stash, ...]:
         information = Information()
         for read in taken:
             information = information.joined(read.information)
-        reads_code = bool(taken) and all(read.reads_code for read in taken)
-        found.append(Stash(storage, leave, back, information, reads_code, storage in zeros, storage in maps))
+        reads_encoded = bool(taken) and all(read.reads_encoded for read in taken)
+        found.append(Stash(storage, leave, back, information, reads_encoded, storage in zeros, storage in maps))
     return tuple(found)
 
 
@@ -77,8 +77,8 @@ def stash_at(
     for read in taken:
         information = information.joined(read.information)
     zeros, maps = zeros_and_maps
-    reads_code = bool(taken) and all(read.reads_code for read in taken)
-    return Stash(storage, leave, until, information, reads_code, storage in zeros, storage in maps)
+    reads_encoded = bool(taken) and all(read.reads_encoded for read in taken)
+    return Stash(storage, leave, until, information, reads_encoded, storage in zeros, storage in maps)
 
 
 def _later_readers(graph: Graph) -> dict[int, list[Read]]:

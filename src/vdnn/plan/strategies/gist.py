@@ -10,7 +10,7 @@ For every map that forward leaves for backward, the first of these that applies 
     with a lossy format         the values in fp16, fp10 or fp8             DPR, delayed precision reduction
 
 Encoding happens after the last forward use, decoding before the first backward use; where every reader has a form that
-takes the code itself, nothing is decoded. `gist` is lossless; `gist-fp16`, `gist-fp10` and `gist-fp8` round.
+takes the encoding itself, nothing is decoded. `gist` is lossless; `gist-fp16`, `gist-fp10` and `gist-fp8` round.
 
 Where we leave the paper: it also stores the outputs of pools sparsely. Of four numbers, one is rarely zero: densities
 between 0.56 and 0.998 were measured, so pools' outputs stay dense unless a lossy format may shorten them.
@@ -43,7 +43,7 @@ _PARTIAL = {Need.SIGN: "sign-mask", Need.BOOL: "bool-mask", Need.WINDOW_INDEX: "
 def solve(problem: Problem) -> Plan:
     """Every code that is shorter than its map; lossy ones if the problem allows them."""
     decisions = tuple(
-        decision for stash in stashes(problem.graph) if (decision := encoding(problem, stash)) is not None
+        decision for stash in stashes(problem.graph) if (decision := encoding_decision(problem, stash)) is not None
     )
     name = "gist" if problem.lossy is None else f"gist-{problem.lossy}"
     return within_budget(Plan(problem, name, decisions), _WAY_OUT)
@@ -70,8 +70,8 @@ def _allowing(format: str, problem: Problem) -> Problem:
     return replace(problem, lossy=format)
 
 
-def encoding(problem: Problem, stash: Stash) -> Decision | None:
-    """What Gist does with a stash; None: no code is shorter."""
+def encoding_decision(problem: Problem, stash: Stash) -> Decision | None:
+    """What Gist does with a stash; None: no encoding is shorter."""
     storage = problem.graph.storages[stash.storage]
     if stash.back is None:
         return Decision(stash.storage, Drop(stash.leave), "backward reads its shape at most")
@@ -79,7 +79,7 @@ def encoding(problem: Problem, stash: Stash) -> Decision | None:
     if codec is None or codec.nbytes >= storage.nbytes:
         return None
     encode_s, decode_s = codec_seconds(problem.hardware, name, codec)
-    direct = stash.reads_code and codec.has_fixed_size and codec.is_exact
+    direct = stash.reads_encoded and codec.has_fixed_size and codec.is_exact
     action = Encode(
         name, codec.nbytes, stash.leave, stash.back, encode_s, 0.0 if direct else decode_s, codec.detail, direct
     )

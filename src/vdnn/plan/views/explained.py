@@ -84,17 +84,17 @@ class _Teller:
         )
 
     def _reason(self, instruction: Instruction) -> str:
-        """Where a storage gives up its bytes; for a code that leaves later, where it was written."""
-        if instruction.kind not in (Kind.LEAVE, Kind.ENCODE) or self._is_code(instruction):
+        """Where a storage gives up its bytes; for an encoding that leaves later, where it was written."""
+        if instruction.kind not in (Kind.LEAVE, Kind.ENCODE) or self._is_encoding(instruction):
             return ""
         return self.plan.decisions[instruction.decision].reason
 
-    def _is_code(self, instruction: Instruction) -> bool:
+    def _is_encoding(self, instruction: Instruction) -> bool:
         is_encoded = isinstance(self.plan.decisions[instruction.decision].action, EncodeOffload)
         return is_encoded and instruction.kind is not Kind.ENCODE
 
     def _nbytes(self, instruction: Instruction) -> int:
-        if self._is_code(instruction) and instruction.kind is not Kind.DECODE:
+        if self._is_encoding(instruction) and instruction.kind is not Kind.DECODE:
             return carried_nbytes(self.plan, instruction.decision)
         return self.graph.storages[instruction.storage].nbytes
 
@@ -126,7 +126,7 @@ class _Teller:
             case Offload(tier=tier, back=back):
                 return f"{self._name(instruction)} leaves for {tier}, back for op {back}"
             case EncodeOffload(tier=tier, back=back):
-                return f"code of {self._name(instruction)} leaves for {tier}, back for op {back}"
+                return f"encoding of {self._name(instruction)} leaves for {tier}, back for op {back}"
             case Recompute(back=back):
                 return f"{self._name(instruction)} is dropped, made again for op {back}"
             case Drop():

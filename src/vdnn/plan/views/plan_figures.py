@@ -70,7 +70,7 @@ def moved_nbytes(plan: Plan) -> int:
 
 
 def carried_nbytes(plan: Plan, decision: int) -> int:
-    """What a copy of this decision carries one way: the storage, or its code."""
+    """What a copy of this decision carries one way: the storage, or its encoding."""
     action = plan.decisions[decision].action
     if isinstance(action, EncodeOffload):
         return action.nbytes

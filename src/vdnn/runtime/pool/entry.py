@@ -1,8 +1,8 @@
 """A storage that moves: the one object behind a compiled plan's journeys and the tensor cache's evictions.
 
 Enters: the flat bytes of a storage. Leaves: the same bytes, whenever they are asked for. An entry owns what holds its
-bytes: the memory on the device (`payload`), the ticket of its place in a slower tier, its code. Whoever drops the last
-reference to an entry drops all of them, after any copy in flight.
+bytes: the memory on the device (`payload`), the ticket of its place in a slower tier, its encoding. Whoever drops the
+last reference to an entry drops all of them, after any copy in flight.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vdnn.runtime.transfers.interface import Ticket, Transfers
 
 
 class Entry:
-    """`payload` is what lies on the device: all bytes, or their code; None while the entry is away. `nbytes` is its
+    """`payload` is what lies on the device: all bytes, or their encoding; None while the entry is away. `nbytes` is its
     size, wherever it is."""
 
     def __init__(self, payload: torch.Tensor, transfers: Transfers) -> None:
@@ -75,14 +75,15 @@ class Entry:
         self._become(self._state_on_device)
 
     def encode(self, codec: Codec) -> bool:
-        """Hold a code instead of all bytes. False, and nothing has changed, when the data does not fit the code."""
+        """Hold an encoding instead of all bytes. False, and nothing has changed, when the data does not fit the
+        encoding."""
         assert self.payload is not None
         change(self.state, State.ENCODED)
-        code = torch.empty(codec.nbytes, dtype=torch.uint8, device=self._device)
-        if codec.encode(raw(self.payload), raw(code), kernels_of(self._device.type)) > code.numel():
+        encoding = torch.empty(codec.nbytes, dtype=torch.uint8, device=self._device)
+        if codec.encode(raw(self.payload), raw(encoding), kernels_of(self._device.type)) > encoding.numel():
             return False
-        self._codec, self._ticket = codec, None  # a copy of all bytes, if there was one, is no copy of the code
-        self._hold(code, State.ENCODED)
+        self._codec, self._ticket = codec, None  # a copy of all bytes, if there was one, is no copy of the encoding
+        self._hold(encoding, State.ENCODED)
         return True
 
     def decode(self) -> None:

@@ -1,8 +1,9 @@
-"""Which exact and cheap code a storage has, found out from its bytes.
+"""Which exact and cheap encoding a storage has, found out from its bytes.
 
 Enters: the flat bytes of a storage and the dtype they are read as. Leaves: a lossless codec bound to it, or None. In
-eager mode nobody has planned what backward needs of a tensor, so a code must give back every bit: one bit per boolean,
-or the elements with any bit set and where they are (Gist, ISCA 2018, section 3: sparse storage, dense compute).
+eager mode nobody has planned what backward needs of a tensor, so an encoding must give back every bit: one bit per
+boolean, or the elements with any bit set and where they are (Gist, ISCA 2018, section 3: sparse storage, dense
+compute).
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from vdnn.ir import Role, Storage
 from vdnn.torch_private import without_torch_dispatch
 
 SAMPLES = 4096  # elements looked at; the standard error of a share is then below 0.8 %
-MARGIN = 0.04  # five standard errors: a code that does not fit has cost its encoding
-MAX_DENSITY = 0.6  # of what a sparse code saves a third: less is not worth two passes over the data
+MARGIN = 0.04  # five standard errors: an encoding that does not fit was written for nothing
+MAX_DENSITY = 0.6  # of what a sparse encoding saves a third: less is not worth two passes over the data
 FLOATS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _SAMPLED_AS = {4: torch.int32, 2: torch.int16}  # bits count, not values: a negative zero is kept
 

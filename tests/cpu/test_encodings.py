@@ -1,4 +1,4 @@
-"""Codes of a running step: their memory, what happens when data does not fit, and what is counted."""
+"""Encodings of a running step: their memory, what happens when data does not fit, and what is counted."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import assert_measured_as_simulated, executors, without_garbage_collection
-from exactness import assert_same_bits, codes_of, step, trained, with_shift
+from exactness import assert_same_bits, encodings_of, step, trained, with_shift
 from tiers import DISK, used_nbytes
 from torch import Tensor, nn
 
 import vdnn
-from vdnn.errors import CodeTooLarge, LostHandle, VdnnError
+from vdnn.errors import EncodingTooLarge, LostHandle, VdnnError
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.plan.model.lasting_buffers import MIN_NBYTES
 from vdnn.runtime.buffers import BufferPool
@@ -67,7 +67,7 @@ def test_a_block_lives_as_long_as_any_look_at_it() -> None:
         assert pool.idle_nbytes == MIN_NBYTES
 
 
-def test_two_codes_at_once_never_share_a_block() -> None:
+def test_two_encodings_at_once_never_share_a_block() -> None:
     pool = BufferPool([7])
     one, other = (pool.take(7, MIN_NBYTES, CPU).fill_(value) for value in (1, 2))
     assert (int(one.min()), int(other.max())) == (1, 2)
@@ -82,7 +82,7 @@ def test_blocks_may_be_taken_in_one_thread_and_given_back_in_another() -> None:
     assert pool.idle_nbytes == MIN_NBYTES
 
 
-def test_a_small_code_is_ordinary_memory() -> None:
+def test_a_small_encoding_is_ordinary_memory() -> None:
     pool = BufferPool([7])
     pool.take(7, MIN_NBYTES - 1, CPU)
     assert pool.idle_nbytes == 0
@@ -113,13 +113,13 @@ TOO_SMALL: dict[str, Any] = {"strategy": "gist", "density": 0.01}
 
 def num_too_dense(virtual: Any) -> int:
     (executor,) = executors(virtual)
-    return executor.codes.found.num_too_dense
+    return executor.encodings.found.num_too_dense
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_budget_a_map_that_is_too_dense_stays_whole(form: str) -> None:
     virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], device=DISK)
-    assert list(codes_of(virtual).values()) == [form]
+    assert list(encodings_of(virtual).values()) == [form]
     assert num_too_dense(virtual) == 2
     assert used_nbytes(virtual) == 0
 
@@ -154,7 +154,7 @@ def test_a_kept_graph_reads_a_map_that_went_to_a_slower_tier_again() -> None:
 def test_a_map_that_is_too_dense_and_has_nowhere_to_go_says_what_would_help() -> None:
     virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=ALONE, budget="100%", costs="roofline")
     with pytest.raises(
-        CodeTooLarge, match=r"of its elements are not zero.*Give a larger share with density=0\.\d\d"
+        EncodingTooLarge, match=r"of its elements are not zero.*Give a larger share with density=0\.\d\d"
     ) as caught:
         virtual(X)
     assert isinstance(caught.value, VdnnError)
@@ -183,7 +183,7 @@ def test_a_hook_that_copies_saved_tensors_loses_a_map_that_was_too_dense_with_a_
         loss.backward()
 
 
-def test_a_hook_that_copies_saved_tensors_copies_codes_that_fit() -> None:
+def test_a_hook_that_copies_saved_tensors_copies_encodings_that_fit() -> None:
     model = dense(X)
     virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=1.0, device=DISK)
     expected = step(model, X)

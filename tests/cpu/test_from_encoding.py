@@ -1,4 +1,4 @@
-"""Backward ops that read a code as it is make what aten makes of the values themselves, bit for bit."""
+"""Backward ops that read an encoding as it is make what aten makes of the values themselves, bit for bit."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def encoded(source: Tensor, codec: str, detail: Detail) -> Tensor:
     dtype = str(source.dtype).removeprefix("torch.")
     bound = codec_for(codec, Storage("map", source.nbytes, Role.FEATURE_MAP, dtype, ()), detail)
-    code = torch.empty(bound.nbytes, dtype=torch.uint8)
-    bound.encode(raw(all_bytes(source)), raw(code), kernels_of("cpu"))
-    return code
+    encoding = torch.empty(bound.nbytes, dtype=torch.uint8)
+    bound.encode(raw(all_bytes(source)), raw(encoding), kernels_of("cpu"))
+    return encoding
 
 
 Masked = tuple[Detail, tuple[float, float, bool], Callable[[Tensor, Tensor], Tensor]]
@@ -75,8 +75,8 @@ def test_an_activations_backward_from_bits_is_atens(op: str, shape: tuple[int, .
 def test_a_hard_tanhs_backward_from_bits_is_atens(shape: tuple[int, ...]) -> None:
     """Whole vectors of elements: what aten answers for a NaN in the rest of one depends on where it stands."""
     x, gradient = numbers(*shape), numbers(*shape, seed=1)
-    code = encoded(x, "bool-mask", (Test.BETWEEN, -0.3, 0.7, 0.2, -1.6))
-    found = masked_gradient(gradient, code, None, 1.0, 0.0, True)
+    encoding = encoded(x, "bool-mask", (Test.BETWEEN, -0.3, 0.7, 0.2, -1.6))
+    found = masked_gradient(gradient, encoding, None, 1.0, 0.0, True)
     assert difference(aten.hardtanh_backward(gradient, x, -0.3, 0.7), found) == ""
 
 
@@ -86,8 +86,8 @@ def test_dropouts_backward_from_bits_is_a_product(probability: float, shape: tup
     noise = torch.empty(shape).bernoulli_(1 - probability).div_(1 - probability)
     gradient = numbers(*shape)
     on = float(torch.ones(()).div_(1 - probability))
-    code = encoded(noise, "bool-mask", (Test.NONZERO, 0.0, 0.0, on, 0.0))
-    assert difference(gradient * noise, masked_gradient(gradient, code, None, on, 0.0, False)) == ""
+    encoding = encoded(noise, "bool-mask", (Test.NONZERO, 0.0, 0.0, on, 0.0))
+    assert difference(gradient * noise, masked_gradient(gradient, encoding, None, on, 0.0, False)) == ""
 
 
 def test_the_gradient_may_be_overwritten_by_the_result() -> None:
@@ -118,7 +118,7 @@ POOLS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("shape", [(1, 1, 9, 10), (3, 5, 12, 11), (2, 64, 40, 40)])
 @pytest.mark.parametrize("pool", POOLS)
-def test_a_max_pools_backward_from_codes_is_atens(
+def test_a_max_pools_backward_from_encodings_is_atens(
     pool: str, shape: tuple[int, ...], layout: torch.memory_format
 ) -> None:
     x = numbers(*shape).contiguous(memory_format=layout)
@@ -129,6 +129,6 @@ def test_a_max_pools_backward_from_codes_is_atens(
     planes = (prod(shape[:2]), 1) if layout is torch.contiguous_format or shape[1] == 1 else (shape[0], shape[1])
     sizes = (1, *kernel, 1, *stride, 0, *padding, 1, *dilation, 1, *shape[2:], 1, *output.shape[2:])
     detail: Detail = (*sizes, *planes)
-    code = encoded(indices, "window-index", detail)
-    found = window_gradient(gradient, code, detail, tuple(x.shape), x.stride())
+    encoding = encoded(indices, "window-index", detail)
+    found = window_gradient(gradient, encoding, detail, tuple(x.shape), x.stride())
     assert difference(expected, found) == ""
