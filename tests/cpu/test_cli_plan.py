@@ -119,7 +119,7 @@ REFUSED = {
     "another batch": (("plan", DEEP, "--batch", "8", *ON_TITAN_X), "is 16x3x18x18 float32 in the plan and 8x3x18x18"),
     "another model": (("plan", "my_nets:wide", "--batch", "16", *ON_TITAN_X), "in the plan and"),
     "another strategy": ((*PLAN, "--strategy", "gist"), "a saved plan has its own strategy"),
-    "too small a budget": ((*PLAN, "--budget", "1MiB"), "the budget is 1.00 MiB, but step"),
+    "too small a budget": ((*PLAN, "--budget", "1MiB"), "the budget is 1.00 MiB, but op"),
 }
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from vdnn.models import MODELS, ModelSpec
-from vdnn.models.googlenet import MODULES
 from vdnn.models.gpt2 import gpt2
 from vdnn.models.inception_v3 import InceptionV3
 from vdnn.models.resnet import num_layers, resnet
 from vdnn.models.spec import count_parameters
+from vdnn.papers.googlenet_table import INCEPTIONS
 
 
 def conv(inputs: int, outputs: int, kernel: int) -> int:
@@ -112,8 +112,8 @@ def test_an_unpublished_count_follows_from_the_layer_shapes(name: str, derived: 
 
 def test_googlenets_count_is_torchvisions_with_biases_and_the_papers_5x5_kernels() -> None:
     """torchvision's 6,624,904 have normalizations, two parameters per channel for our one bias, and 3x3 for 5x5."""
-    channels = 64 + 64 + 192 + sum(sum(module) for module in MODULES.values())
-    wider_kernels = sum((25 - 9) * c5_in * c5 for _, _, _, c5_in, c5, _ in MODULES.values())
+    channels = 64 + 64 + 192 + sum(sum(module) for module in INCEPTIONS.values())
+    wider_kernels = sum((25 - 9) * c5_in * c5 for _, _, _, c5_in, c5, _ in INCEPTIONS.values())
     assert MODELS["googlenet"].num_parameters == 6_624_904 - channels + wider_kernels
 
 

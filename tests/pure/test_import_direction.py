@@ -52,7 +52,7 @@ MAY_IMPORT = {
         "report",
         "calibrate",
     },
-    "models": {"errors"},
+    "models": {"errors", "papers"},  # the widths that a paper prints
     "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine
 }
 NEVER_TORCH = (

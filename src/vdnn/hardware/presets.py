@@ -53,10 +53,65 @@ def pcie(generation: int) -> Sourced:
     return Sourced(DMA_EFFICIENCY * peak, f"{words}: the ratio that vDNN (MICRO 2016) states for gen3")
 
 
-def _hardware(
-    name: str, *, flops: Sourced, bandwidth: Sourced, memory: Sourced, bus: Sourced, host: Sourced, drive: Drive
-) -> Hardware:
+def _an_eighth(memory: str, server: str) -> str:
+    return f"assumed: an eighth of the {memory} in the NVIDIA {server} data sheet, which has 8 GPUs"
+
+
+_VDNN_PAPER = "vDNN (MICRO 2016), evaluation set-up"
+_K40 = "NVIDIA Tesla K40 data sheet"
+_V100 = "NVIDIA V100 data sheet, SXM2 16 GB"
+_A100 = "NVIDIA A100 80GB data sheet, SXM4"
+_H100 = "NVIDIA H100 data sheet, SXM5 80 GB"
+_ADA = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
+
+# The tables below have a line for each device: its own figures, then what is taken to stand beside it.
+
+FLOPS_PER_S = {
+    "titan-x": Sourced(7e12, f"{_VDNN_PAPER}: 7 TFLOPS fp32; Maxwell has no tensor cores"),
+    "k40c": Sourced(4.29e12, f"{_K40}: 4.29 TFLOPS fp32 at base clock; Kepler has no tensor cores"),
+    "v100": Sourced(15.7e12, f"{_V100}: 15.7 TFLOPS fp32; fp16 tensor cores 125 TFLOPS"),
+    "a100-80gb": Sourced(19.5e12, f"{_A100}: 19.5 TFLOPS fp32; TF32 tensor cores 156 TFLOPS dense, bf16 312"),
+    "h100": Sourced(67e12, f"{_H100}: 67 TFLOPS fp32; TF32 tensor cores 494 TFLOPS dense, bf16 989"),
+    "rtx-4090": Sourced(82.6e12, f"{_ADA}: 82.6 TFLOPS fp32; TF32 tensor cores 82.6 TFLOPS dense, bf16 165.2"),
+}
+MEMORY_BYTES_PER_S = {
+    "titan-x": Sourced(336e9, f"{_VDNN_PAPER}: 336 GB/s GDDR5"),
+    "k40c": Sourced(288e9, f"{_K40}: 288 GB/s GDDR5, ECC off"),
+    "v100": Sourced(900e9, f"{_V100}: 900 GB/s HBM2"),
+    "a100-80gb": Sourced(2039e9, f"{_A100}: 2,039 GB/s HBM2e"),
+    "h100": Sourced(3.35e12, f"{_H100}: 3.35 TB/s HBM3"),
+    "rtx-4090": Sourced(1008e9, f"{_ADA}: 1,008 GB/s GDDR6X"),
+}
+MEMORY_NBYTES = {
+    "titan-x": Sourced(12 * GiB, f"{_VDNN_PAPER}: 12 GB"),
+    "k40c": Sourced(12 * GiB, f"{_K40}: 12 GB"),
+    "v100": Sourced(16 * GiB, f"{_V100}: 16 GB"),
+    "a100-80gb": Sourced(80 * GiB, f"{_A100}: 80 GB"),
+    "h100": Sourced(80 * GiB, f"{_H100}: 80 GB"),
+    "rtx-4090": Sourced(24 * GiB, f"{_ADA}: 24 GB"),
+}
+HOST_NBYTES = {
+    "titan-x": Sourced(64 * GiB, f"{_VDNN_PAPER}: 64 GB DDR4"),
+    "k40c": Sourced(64 * GiB, "assumed: the 64 GB host of the vDNN paper"),
+    "v100": Sourced(64 * GiB, _an_eighth("512 GB", "DGX-1")),
+    "a100-80gb": Sourced(256 * GiB, _an_eighth("2 TB", "DGX A100")),
+    "h100": Sourced(256 * GiB, _an_eighth("2 TB", "DGX H100")),
+    "rtx-4090": Sourced(64 * GiB, "assumed: a desktop with 64 GB"),
+}
+BUS_AND_DRIVE = {
+    "titan-x": (Sourced(12.8e9, f"{_VDNN_PAPER}: 12.8 GB/s effective of PCIe gen3 x16"), GEN3_DRIVE),
+    "k40c": (pcie(3), GEN3_DRIVE),
+    "v100": (pcie(3), GEN3_DRIVE),
+    "a100-80gb": (pcie(4), GEN4_DRIVE),
+    "h100": (pcie(5), GEN4_DRIVE),
+    "rtx-4090": (pcie(4), GEN4_DRIVE),
+}
+
+
+def _hardware(name: str) -> Hardware:
     """Three tiers in a row, a link each way between neighbours, and a source for each number."""
+    flops, bandwidth, memory = FLOPS_PER_S[name], MEMORY_BYTES_PER_S[name], MEMORY_NBYTES[name]
+    host, (bus, drive) = HOST_NBYTES[name], BUS_AND_DRIVE[name]
     return Hardware(
         name=name,
         flops_per_s=flops.value,
@@ -84,77 +139,7 @@ def _hardware(
     )
 
 
-_VDNN_PAPER = "vDNN (MICRO 2016), evaluation set-up"
-_K40 = "NVIDIA Tesla K40 data sheet"
-_V100 = "NVIDIA V100 data sheet, SXM2 16 GB"
-_A100 = "NVIDIA A100 80GB data sheet, SXM4"
-_H100 = "NVIDIA H100 data sheet, SXM5 80 GB"
-_ADA = "NVIDIA Ada GPU architecture white paper, GeForce RTX 4090"
-
-PRESETS: Mapping[str, Hardware] = {
-    hardware.name: hardware
-    for hardware in (
-        _hardware(
-            "titan-x",
-            flops=Sourced(7e12, f"{_VDNN_PAPER}: 7 TFLOPS fp32; Maxwell has no tensor cores"),
-            bandwidth=Sourced(336e9, f"{_VDNN_PAPER}: 336 GB/s GDDR5"),
-            memory=Sourced(12 * GiB, f"{_VDNN_PAPER}: 12 GB"),
-            bus=Sourced(12.8e9, f"{_VDNN_PAPER}: 12.8 GB/s effective of PCIe gen3 x16"),
-            host=Sourced(64 * GiB, f"{_VDNN_PAPER}: 64 GB DDR4"),
-            drive=GEN3_DRIVE,
-        ),
-        _hardware(
-            "k40c",
-            flops=Sourced(4.29e12, f"{_K40}: 4.29 TFLOPS fp32 at base clock; Kepler has no tensor cores"),
-            bandwidth=Sourced(288e9, f"{_K40}: 288 GB/s GDDR5, ECC off"),
-            memory=Sourced(12 * GiB, f"{_K40}: 12 GB"),
-            bus=pcie(3),
-            host=Sourced(64 * GiB, "assumed: the 64 GB host of the vDNN paper"),
-            drive=GEN3_DRIVE,
-        ),
-        _hardware(
-            "v100",
-            flops=Sourced(15.7e12, f"{_V100}: 15.7 TFLOPS fp32; fp16 tensor cores 125 TFLOPS"),
-            bandwidth=Sourced(900e9, f"{_V100}: 900 GB/s HBM2"),
-            memory=Sourced(16 * GiB, f"{_V100}: 16 GB"),
-            bus=pcie(3),
-            host=Sourced(64 * GiB, "assumed: an eighth of the 512 GB in the NVIDIA DGX-1 data sheet, which has 8 GPUs"),
-            drive=GEN3_DRIVE,
-        ),
-        _hardware(
-            "a100-80gb",
-            flops=Sourced(19.5e12, f"{_A100}: 19.5 TFLOPS fp32; TF32 tensor cores 156 TFLOPS dense, bf16 312"),
-            bandwidth=Sourced(2039e9, f"{_A100}: 2,039 GB/s HBM2e"),
-            memory=Sourced(80 * GiB, f"{_A100}: 80 GB"),
-            bus=pcie(4),
-            host=Sourced(
-                256 * GiB, "assumed: an eighth of the 2 TB in the NVIDIA DGX A100 data sheet, which has 8 GPUs"
-            ),
-            drive=GEN4_DRIVE,
-        ),
-        _hardware(
-            "h100",
-            flops=Sourced(67e12, f"{_H100}: 67 TFLOPS fp32; TF32 tensor cores 494 TFLOPS dense, bf16 989"),
-            bandwidth=Sourced(3.35e12, f"{_H100}: 3.35 TB/s HBM3"),
-            memory=Sourced(80 * GiB, f"{_H100}: 80 GB"),
-            bus=pcie(5),
-            host=Sourced(
-                256 * GiB, "assumed: an eighth of the 2 TB in the NVIDIA DGX H100 data sheet, which has 8 GPUs"
-            ),
-            drive=GEN4_DRIVE,
-        ),
-        _hardware(
-            "rtx-4090",
-            flops=Sourced(82.6e12, f"{_ADA}: 82.6 TFLOPS fp32; TF32 tensor cores 82.6 TFLOPS dense, bf16 165.2"),
-            bandwidth=Sourced(1008e9, f"{_ADA}: 1,008 GB/s GDDR6X"),
-            memory=Sourced(24 * GiB, f"{_ADA}: 24 GB"),
-            bus=pcie(4),
-            host=Sourced(64 * GiB, "assumed: a desktop with 64 GB"),
-            drive=GEN4_DRIVE,
-        ),
-    )
-}
-
+PRESETS: Mapping[str, Hardware] = {name: _hardware(name) for name in FLOPS_PER_S}
 
 ALIASES = {"a100": "a100-80gb"}
 """What people say for a device that comes in several sizes."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from vdnn.models.conv_blocks import conv_relu, he_initialize
+from vdnn.models.conv_blocks import conv_relu, dropout_head, he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy
@@ -39,16 +39,7 @@ class AlexNet(nn.Module):
             nn.MaxPool2d(3, 2),
             nn.AdaptiveAvgPool2d((6, 6)),  # changes nothing at 227; lets other sizes through
         )
-        self.classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(0.5),
-            nn.Linear(c5 * 36, hidden),
-            nn.ReLU(inplace=True),
-            nn.Dropout(0.5),
-            nn.Linear(hidden, hidden),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden, num_classes),
-        )
+        self.classifier = dropout_head(c5 * 36, hidden, hidden, num_classes)
         he_initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -27,6 +27,20 @@ def conv_norm_relu(inputs: int, outputs: int, kernel: Size, *, stride: int = 1, 
     )
 
 
+def dropout_head(inputs: int, first: int, second: int, num_classes: int) -> nn.Sequential:
+    """Three linear layers with dropout before the first two: AlexNet's head and OverFeat's."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(inputs, first),
+        nn.ReLU(inplace=True),
+        nn.Dropout(0.5),
+        nn.Linear(first, second),
+        nn.ReLU(inplace=True),
+        nn.Linear(second, num_classes),
+    )
+
+
 class Parallel(nn.Module):
     """Branches that read the same input; their outputs are concatenated along the channels."""
 

@@ -15,19 +15,8 @@ from vdnn.models.conv_blocks import Parallel, conv_relu, he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy
+from vdnn.papers.googlenet_table import INCEPTIONS
 
-# Table 1: outputs of 1x1, 3x3 after its reduction, 5x5 after its reduction, and of the 1x1 after the pool.
-MODULES: dict[str, tuple[int, int, int, int, int, int]] = {
-    "3a": (64, 96, 128, 16, 32, 32),
-    "3b": (128, 128, 192, 32, 96, 64),
-    "4a": (192, 96, 208, 16, 48, 64),
-    "4b": (160, 112, 224, 24, 64, 64),
-    "4c": (128, 128, 256, 24, 64, 64),
-    "4d": (112, 144, 288, 32, 64, 64),
-    "4e": (256, 160, 320, 32, 128, 128),
-    "5a": (256, 160, 320, 32, 128, 128),
-    "5b": (384, 192, 384, 48, 128, 128),
-}
 POOL_BEFORE = ("3a", "4a", "5a")
 SMALLEST_IMAGE = 32  # five halvings leave one pixel
 
@@ -45,7 +34,7 @@ class GoogLeNet(nn.Module):
             conv_relu(64 // divisor, inputs, 3, padding=1),
         )
         self.modules_3a_to_5b = nn.Sequential()
-        for name, table in MODULES.items():
+        for name, table in INCEPTIONS.items():
             if name in POOL_BEFORE:
                 self.modules_3a_to_5b.append(nn.MaxPool2d(3, 2, ceil_mode=True))
             self.modules_3a_to_5b.append(inception(inputs, *(channels // divisor for channels in table)))

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch import Tensor, nn
 
-from vdnn.models.conv_blocks import conv_relu, he_initialize
+from vdnn.models.conv_blocks import conv_relu, dropout_head, he_initialize
 from vdnn.models.losses import cross_entropy
 from vdnn.models.samples import Images
 from vdnn.models.spec import ModelSpec, Toy
@@ -31,16 +31,7 @@ class OverFeat(nn.Module):
             nn.MaxPool2d(2, 2),
             nn.AdaptiveAvgPool2d((6, 6)),  # changes nothing at 231; lets other sizes through
         )
-        self.classifier = nn.Sequential(
-            nn.Flatten(),
-            nn.Dropout(0.5),
-            nn.Linear(c4 * 36, hidden[0]),
-            nn.ReLU(inplace=True),
-            nn.Dropout(0.5),
-            nn.Linear(hidden[0], hidden[1]),
-            nn.ReLU(inplace=True),
-            nn.Linear(hidden[1], num_classes),
-        )
+        self.classifier = dropout_head(c4 * 36, *hidden, num_classes)
         he_initialize(self)
 
     def forward(self, images: Tensor) -> Tensor:

@@ -10,22 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from vdnn.ir import Graph
+from vdnn.papers.googlenet_table import INCEPTIONS, Widths
 from vdnn.papers.layer_network import Map, Network
 
 VGG_GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of VGG-16's groups
-
-# Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, table 1: 1x1, 3x3 reduce, 3x3, 5x5 reduce, 5x5, pool.
-INCEPTIONS = {
-    "3a": (64, 96, 128, 16, 32, 32),
-    "3b": (128, 128, 192, 32, 96, 64),
-    "4a": (192, 96, 208, 16, 48, 64),
-    "4b": (160, 112, 224, 24, 64, 64),
-    "4c": (128, 128, 256, 24, 64, 64),
-    "4d": (112, 144, 288, 32, 64, 64),
-    "4e": (256, 160, 320, 32, 128, 128),
-    "5a": (256, 160, 320, 32, 128, 128),
-    "5b": (384, 192, 384, 48, 128, 128),
-}
 
 
 def alexnet(batch: int = 128) -> Graph:
@@ -74,7 +62,7 @@ def vgg(depth: int = 16, batch: int = 256) -> Graph:
     return _classified(net, x, (4096, 4096))
 
 
-def _inception(net: Network, name: str, x: Map, widths: tuple[int, ...]) -> Map:
+def _inception(net: Network, name: str, x: Map, widths: Widths) -> Map:
     plain, reduce3, wide3, reduce5, wide5, pooled = widths
     branch1 = net.convolution(f"{name}.1x1", x, plain, 1)
     branch3 = net.convolution(f"{name}.3x3", net.convolution(f"{name}.3x3_reduce", x, reduce3, 1), wide3, 3, padding=1)
