@@ -12,13 +12,15 @@ near it.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import vdnn
 from vdnn import models
-from vdnn.capture.tidy.passes import passes as tidy
+from vdnn.environment import SKIP_PASSES
 from vdnn.plan.model.bounds import minimum_budget
 from vdnn.units import format_nbytes
 
@@ -39,12 +41,8 @@ class Need:
 @contextmanager
 def everything_functional() -> Iterator[None]:
     """Graphs that are captured in here stay as the tracer left them."""
-    kept = tidy.write_into_dead_inputs
-    tidy.write_into_dead_inputs = lambda graph: None
-    try:
+    with patch.dict(os.environ, {SKIP_PASSES: "in-place"}):
         yield
-    finally:
-        tidy.write_into_dead_inputs = kept
 
 
 def needed(model: str, batch: int) -> Need:

@@ -1,6 +1,6 @@
 """The environment variables vdnn reads, all of them: no other file looks at `os.environ`.
 
-Enters: the process's environment. Leaves: paths and two switches. Everything else arrives as an argument.
+Enters: the process's environment. Leaves: paths and a few switches. Everything else arrives as an argument.
 `docs/environment.md` lists the variables.
 """
 
@@ -14,6 +14,7 @@ CACHE_DIR = "VDNN_CACHE_DIR"
 DISK_DIR = "VDNN_DISK_DIR"
 NATIVE = "VDNN_NATIVE"
 PLAN_CACHE = "VDNN_PLAN_CACHE"
+SKIP_PASSES = "VDNN_SKIP_PASSES"
 
 
 def cache_dir() -> Path:
@@ -43,3 +44,9 @@ def native_kernels() -> bool:
 def remembers_plans() -> bool:
     """Whether plans are kept and found again; "off" plans every model anew, to compare or to rule the cache out."""
     return os.environ.get(PLAN_CACHE, "").lower() not in ("off", "0")
+
+
+def skipped_passes() -> frozenset[str]:
+    """Passes over a captured graph that are left out, by name: to find the one that is to blame."""
+    names = os.environ.get(SKIP_PASSES, "").split(",")
+    return frozenset(name.strip() for name in names if name.strip())

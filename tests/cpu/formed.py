@@ -69,8 +69,8 @@ def joint_of(step: Callable[..., Any], args: tuple[Tensor, ...]) -> Iterator[fx.
 
 
 def lowered(joint: fx.GraphModule, num_forward_outputs: int) -> Graph:
-    tidy(joint)
-    return lower(joint, describe_inputs(joint.graph, ()), num_forward_outputs).graph
+    tidied = tidy(joint)
+    return lower(tidied, describe_inputs(tidied.graph, ()), num_forward_outputs).graph
 
 
 def graphs_of_forms(step: Callable[..., Any], args: tuple[Tensor, ...], *, exact: bool = False) -> dict[str, Graph]:

@@ -165,7 +165,7 @@ def _lower_op(
     mutated = mutated_by(node)
     tensors = tensors_of(node)
     # A mutable op returns what it was told to write into: those results live where the arguments live.
-    returned = [source for source in mutated if _is_returned(node)]
+    returned = [source for source in mutated if is_returned(node)]
     for tensor, source in zip((t for t in tensors if t is not None), returned, strict=False):
         builder.lives_in(tensor, builder.values[value_of_node[source]].storage)
     written: list[int | None] = [
@@ -246,7 +246,8 @@ def mutated_by(node: fx.Node) -> list[fx.Node]:
     return [source for name in written for source in _nodes_in(arguments.get(name))]
 
 
-def _is_returned(node: fx.Node) -> bool:
+def is_returned(node: fx.Node) -> bool:
+    """Whether an op returns what it writes into."""
     assert isinstance(node.target, OpOverload), f"{node} has no schema"
     return any(r.alias_info is not None and r.alias_info.is_write for r in schema_of(node.target).returns)
 

@@ -81,7 +81,7 @@ def describe_joint(
 ) -> Posed:
     """Where capture ends: what the graph is, what its ops cost, and what is asked of a plan."""
     require_dense(joint.graph)
-    tidy(joint)
+    joint = tidy(joint)
     lowered = lower(joint, describe_inputs(joint.graph, plain), num_forward_outputs, name=name)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
     costs, variants = estimate(lowered, options)
@@ -257,8 +257,7 @@ class JointCompiler:
 
     def inference(self, module: fx.GraphModule, _: Sequence[Any]) -> BoxedCall:
         """A graph without backward stashes nothing: it runs as it is, letting go of every tensor at its last use."""
-        tidy(module)
-        return BoxedCall(boxed(module))
+        return BoxedCall(boxed(tidy(module)))
 
 
 def _donate_nothing() -> None:

@@ -16,7 +16,7 @@ from vdnn.rewrite.halves import Half, boxed_module
 from vdnn.runtime.executor import Boxed, Program
 from vdnn.runtime.running_step import mark
 from vdnn.runtime.traced_layouts import Layout, expect
-from vdnn.torch_private import BoxedCodeGen, HigherOrderOperator
+from vdnn.torch_private import HigherOrderOperator
 
 
 def program(half: Half) -> Program:
@@ -27,10 +27,8 @@ def program(half: Half) -> Program:
 
 
 def boxed(module: fx.GraphModule) -> Boxed:
-    """Such a function of a module that was made for ordinary arguments."""
-    module.graph.set_codegen(BoxedCodeGen())
-    module.recompile()
-    return module.forward
+    """Such a function of a module that was made for ordinary arguments, or that has no code yet."""
+    return boxed_module(module, module.graph).forward
 
 
 def marked(half: Half) -> Boxed:

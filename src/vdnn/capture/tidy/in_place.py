@@ -38,8 +38,6 @@ from vdnn.capture.ops.in_place_forms import IN_PLACE_OF, OUT_OF, OVER_SECOND, PA
 from vdnn.ir import Phase
 from vdnn.torch_private import tree_leaves
 
-__all__ = ["IN_PLACE_OF", "call_like", "have_same_layout", "write_into_dead_inputs"]
-
 aten = torch.ops.aten
 
 _OVER_FIRST = {*IN_PLACE_OF, *PART_OF, aten.clone.default}

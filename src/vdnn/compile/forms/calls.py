@@ -1,8 +1,8 @@
-"""Calls written into a copy of a joint graph.
+"""Calls written into a joint graph.
 
-Enters: a joint graph. Leaves: a copy of it, and new calls in that copy, each with the fake tensors that the tracer
-would have seen it return. The one idea: what a call returns is found by running it on fake tensors, never worked out by
-hand, so shapes, strides and aliases of a rewritten graph are PyTorch's own.
+Enters: a joint graph that is ours to change (`capture/copied_graph.py`). Leaves: new calls in it, each with the fake
+tensors that the tracer would have seen it return. The one idea: what a call returns is found by running it on fake
+tensors, never worked out by hand, so shapes, strides and aliases of a rewritten graph are PyTorch's own.
 """
 
 from __future__ import annotations
@@ -14,15 +14,6 @@ import torch
 from torch import fx
 
 from vdnn.capture.nodes import copy_meta, fake_mode_of, set_value, value_of
-
-
-def copy_of(joint: fx.GraphModule) -> fx.GraphModule:
-    """The same graph over the same constants. Nodes are new, the fake tensors they carry are shared."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in joint.graph.nodes:
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-    return fx.GraphModule(joint, graph)
 
 
 class Caller:

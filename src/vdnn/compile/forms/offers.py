@@ -18,7 +18,6 @@ from vdnn.capture.lower import InputInfo
 from vdnn.capture.nodes import tensors_of
 from vdnn.compile.forms.accumulated import accumulate, can_accumulate
 from vdnn.compile.forms.analysis import batch_of
-from vdnn.compile.forms.calls import copy_of
 from vdnn.compile.forms.chunked import Network, large_steps, splittable
 from vdnn.compile.forms.prepare import prepare
 from vdnn.compile.forms.split_backward import split_convolution_backwards, splits_any
@@ -48,20 +47,15 @@ def forms(
 ) -> Iterator[Form]:
     """Other forms of the step, without the traced one; only exact ones if `exact`.
 
-    `joint` is the graph as it was traced. It is copied before this returns, so it may be tidied afterwards; what a form
-    makes is not tidy yet. `plain` describes the inputs that AOTAutograd calls plain, as for `describe_inputs`."""
-    traced = copy_of(joint)
-    return _forms(traced, num_forward_outputs, exact, plain)
-
-
-def _forms(traced: fx.GraphModule, num_forward_outputs: int, exact: bool, plain: Sequence[InputInfo]) -> Iterator[Form]:
-    if splits_any(traced.graph):
-        yield Form("convolution backwards split", True, partial(split_convolution_backwards, traced))
-    batch = batch_of(traced.graph, plain)
-    if exact or batch < 2 or _computes_in_short_floats(traced.graph):
+    `joint` is the graph as it was traced, and stays so; what a form makes is not tidy yet. `plain` describes the inputs
+    that AOTAutograd calls plain, as for `describe_inputs`."""
+    if splits_any(joint.graph):
+        yield Form("convolution backwards split", True, partial(split_convolution_backwards, joint))
+    batch = batch_of(joint.graph, plain)
+    if exact or batch < 2 or _computes_in_short_floats(joint.graph):
         return
 
-    network = Network(prepare(split_convolution_backwards(traced)), batch, plain)
+    network = Network(prepare(split_convolution_backwards(joint)), batch, plain)
     if not splittable(network.analysis):
         return
     if can_accumulate(network):

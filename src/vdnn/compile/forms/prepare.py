@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from vdnn.capture.copied_graph import copy_of
 from vdnn.capture.nodes import arguments_of, is_op, op_of, set_value, tensor_of
 from vdnn.capture.ops.traits import needs_of, traits_of
-from vdnn.capture.tidy.passes import draw_random_numbers_in_place, remove_detaches, separate_phases
-from vdnn.compile.forms.calls import Caller, copy_of
+from vdnn.capture.tidy.eager_writes import draw_random_numbers_in_place
+from vdnn.capture.tidy.two_phases import separate_phases
+from vdnn.capture.tidy.unread import remove_detaches
+from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.mean_losses import sum_instead_of_mean
 from vdnn.ir import Need, Trait
 

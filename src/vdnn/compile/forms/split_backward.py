@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from vdnn.compile.forms.calls import Caller, copy_of
+from vdnn.capture.copied_graph import copy_of
+from vdnn.compile.forms.calls import Caller
 
 aten = torch.ops.aten
 
