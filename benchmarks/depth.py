@@ -42,11 +42,11 @@ from vdnn.compile import pipeline as compiler
 from vdnn.environment import PLAN_CACHE
 from vdnn.models.registry import resolve
 from vdnn.models.spec import ModelSpec, Workload
-from vdnn.plan.files.serialize import load
+from vdnn.plan.files.saved import load
 from vdnn.plan.judge.validate import check
 from vdnn.plan.model.bounds import minimum_budget
-from vdnn.plan.model.plan import Plan
-from vdnn.plan.strategies import solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve
 from vdnn.runtime.process_memory import in_child, peak_of
 from vdnn.units import KiB, format_nbytes, format_seconds
 

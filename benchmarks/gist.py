@@ -50,7 +50,7 @@ from vdnn.papers.gist_tables import (
     with_only,
 )
 from vdnn.plan.judge.validate import check
-from vdnn.plan.strategies import STRATEGIES, solve
+from vdnn.plan.strategy_table import STRATEGIES, solve
 from vdnn.units import format_nbytes, format_seconds
 
 SIGN_MASKS, WINDOW_INDICES = "sign-masks", "window-indices"

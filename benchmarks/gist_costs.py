@@ -32,8 +32,8 @@ from vdnn.ir import Graph
 from vdnn.models.spec import Workload
 from vdnn.plan.judge.schedule import Instruction, Kind, schedule
 from vdnn.plan.model.actions import Encode
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import COMPUTE
+from vdnn.plan.plan import Plan
 from vdnn.units import format_seconds
 
 BASE = "keep-all"

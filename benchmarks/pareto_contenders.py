@@ -29,7 +29,7 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.api import session_of
 from vdnn.models.spec import Workload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.runtime.journeys import trips_of
 
 EAGER, CHECKPOINT, ACCUMULATION = "eager", "checkpoint", "accumulation"

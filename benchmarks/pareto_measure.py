@@ -35,7 +35,7 @@ from torch import Tensor
 
 from vdnn.errors import Infeasible
 from vdnn.models.spec import Workload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 
 SEED = 7  # of the step whose gradients are compared
 ROUNDING = 1e-5  # a loss that is nearer than this is the same one, summed in another order

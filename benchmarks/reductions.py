@@ -13,7 +13,7 @@ from __future__ import annotations
 from vdnn.errors import Infeasible
 from vdnn.papers.vdnn_networks import NETWORKS
 from vdnn.papers.vdnn_tables import PUBLISHED_AVERAGE_REDUCTION, paper_problem, reduction
-from vdnn.plan.strategies import solve
+from vdnn.plan.strategy_table import solve
 
 CHOSEN = ("AlexNet(128)", "OverFeat(128)", "GoogLeNet(128)", "VGG-16(128)", "VGG-16(256)")
 

@@ -27,7 +27,7 @@ from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options, PlanOptions, RunOptions, TierOptions, check_names
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.report.record import Report
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.torch_private import compiled_call, plain_call, set_compiled_call

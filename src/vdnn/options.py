@@ -22,9 +22,9 @@ from vdnn.hardware.presets import preset
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.optimizer_state import OPTIMIZERS, optimizer_named
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import DENSITY
-from vdnn.plan.strategies import strategy_named
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import strategy_named
 from vdnn.units import parse_nbytes
 
 COMPILERS = ("eager", "inductor")
@@ -141,7 +141,7 @@ class Options:
         optimizer_named(self.optimizer)
         if self.lossy is not None and self.lossy not in LOSSY_FORMATS:
             raise InvalidInput(f"lossy is one of {', '.join(LOSSY_FORMATS)}, or None for exact; not {self.lossy!r}")
-        if self.lossy is not None and not self.chosen_strategy.startswith(("gist", "auto")):
+        if self.lossy is not None and not strategy_named(self.chosen_strategy).may_round:
             raise InvalidInput(
                 f"lossy={self.lossy!r} allows rounding, and strategy {self.strategy!r} never rounds: choose 'gist' or"
                 " 'auto', or leave out lossy="

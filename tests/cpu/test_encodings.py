@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.errors import EncodingTooLarge, LostHandle, VdnnError
 from vdnn.hardware.device import Hardware, Tier
-from vdnn.plan.model.lasting_buffers import MIN_NBYTES
+from vdnn.plan.shared.lasting_buffers import MIN_NBYTES
 from vdnn.runtime.buffers import BufferPool
 from vdnn.runtime.encodings import all_bytes, raw
 

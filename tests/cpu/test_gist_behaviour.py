@@ -30,7 +30,9 @@ from torch import nn
 import vdnn
 from vdnn.errors import LostHandle
 from vdnn.plan import Decision, Encode, EncodeOffload, Plan, Problem, Recompute
-from vdnn.plan.strategies import STRATEGIES, gist
+from vdnn.plan.strategies import gist
+from vdnn.plan.strategies.strategy import Strategy
+from vdnn.plan.strategy_table import STRATEGIES
 from vdnn.runtime.runtime import shared_runtime
 
 GIST: dict[str, Any] = {"strategy": "gist"}
@@ -237,7 +239,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], str]:
             plan = gist.solve(replace(problem, budget_nbytes=None))
             return replace(plan, problem=problem, strategy="by hand", decisions=tuple(_changed(plan, change)))
 
-        monkeypatch.setitem(STRATEGIES, "by hand", solve)
+        monkeypatch.setitem(STRATEGIES, "by hand", Strategy("by hand", solve))
         return "by hand"
 
     return install

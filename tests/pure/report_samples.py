@@ -6,8 +6,8 @@ from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.ir import Graph, Op, Phase, Read, Role, Storage, Value
 from vdnn.plan.model.actions import Decision
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 from vdnn.units import GiB, MiB
 
 

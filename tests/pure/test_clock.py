@@ -13,13 +13,13 @@ from pure.graphs import DEVICE, HOST
 from vdnn.codecs import codec_for
 from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
 from vdnn.ir import Role, Storage
-from vdnn.plan.files.serialize import from_json, to_json
+from vdnn.plan import from_json, to_json
 from vdnn.plan.judge.drag import Drag
 from vdnn.plan.judge.simulate import simulate
 from vdnn.plan.model.actions import Offload
 from vdnn.plan.model.codec_time import codec_seconds
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import COMPUTE
+from vdnn.plan.plan import Plan
 
 OUT, BACK = Link(DEVICE, HOST, 1.0, drag=0.25), Link(HOST, DEVICE, 1.0, drag=0.5)
 

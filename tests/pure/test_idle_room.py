@@ -15,7 +15,7 @@ from random_examples import examples
 from vdnn.cost.table import CostTable
 from vdnn.ir import Graph, Need, Role
 from vdnn.plan import Encode, EncodeOffload, Instruction, Kind, Plan, schedule, simulate
-from vdnn.plan.model.lasting_buffers import MIN_NBYTES, lasting_buffers
+from vdnn.plan.shared.lasting_buffers import MIN_NBYTES, lasting_buffers
 
 thorough = examples(80)
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,27 @@ MAY_IMPORT = {
     "models": {"errors", "papers"},  # the widths that a paper prints
     "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine
 }
+INSIDE_PLAN = {
+    "model": set(),
+    "judge": {"model"},
+    "document": {"model"},
+    "plan": {"model", "judge", "document"},  # plan.py: the data with its schedule, its timeline and its file
+    "shared": {"model", "judge", "plan"},
+    "strategies": {"model", "judge", "plan", "shared"},
+    "auto": {"model", "judge", "plan", "shared", "strategies"},
+    "strategy_table": {"model", "plan", "shared", "strategies", "auto"},
+    "exact_counterpart": {"model", "judge", "plan", "shared", "strategy_table"},
+    "files": {"model", "judge", "document", "plan"},
+    "views": {"model", "judge", "plan", "auto", "strategy_table"},
+}
+"""What the folders and files of `plan/` may import of each other, in the order in which they build on each other."""
+
+MOST_AT_THE_TOP = 8
+"""Modules beside the folders, apart from `__init__` and `__main__`."""
+
+SAME_NAME_IN_THE_COMMAND_LINE = {"plan.py": "`vdnn plan` has the name of what it shows"}
+"""File names that occur twice, once of them as a subcommand, and why."""
+
 NEVER_TORCH = (
     "options",
     "ir",
@@ -102,6 +125,26 @@ def is_in(name: str, places: tuple[str, ...]) -> bool:
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 
+def full_name(path: Path) -> str:
+    parts = ("vdnn", *path.relative_to(SOURCE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {full_name(path): path for path in FILES}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of ours that a file imports by name; `from vdnn.plan import views` names a module, not its package."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            named = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= named & MODULES.keys() or {node.module}
+    return (found & MODULES.keys()) - {full_name(path)}
+
+
 def run_python(code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
@@ -111,6 +154,36 @@ def test_a_folder_imports_only_what_it_may(path: Path) -> None:
     folder = module_name(path).split(".")[0]
     if folder in MAY_IMPORT:
         assert our_folders(path) - MAY_IMPORT[folder] - {folder} == set()
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """Also not inside a function, and not for type checking alone."""
+    try:
+        TopologicalSorter({name: imported_modules(path) for name, path in MODULES.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"an import cycle: {' <- '.join(error.args[1])}")
+
+
+IN_PLAN = [path for path in FILES if path.is_relative_to(SOURCE / "plan") and path != SOURCE / "plan" / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", IN_PLAN, ids=module_name)
+def test_the_folders_of_the_planner_build_on_each_other_in_one_order(path: Path) -> None:
+    folder = module_name(path).split(".")[1]
+    used = {name.split(".")[2] for name in imported_modules(path) if name.startswith("vdnn.plan.")}
+    assert used - INSIDE_PLAN[folder] - {folder} == set()
+
+
+def test_few_modules_stand_at_the_top() -> None:
+    top = {path.stem for path in SOURCE.glob("*.py")} - {"__init__", "__main__"}
+    assert len(top) <= MOST_AT_THE_TOP, sorted(top)
+
+
+def test_a_file_name_occurs_once() -> None:
+    counted = Counter(path.name for path in FILES if path.name != "__init__.py")
+    twice = {name for name, number in counted.items() if number > 1}
+    assert twice == SAME_NAME_IN_THE_COMMAND_LINE.keys()
+    assert all(counted[name] == 2 and (SOURCE / "cli" / name).exists() for name in twice)
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
@@ -139,7 +212,7 @@ def test_planning_and_reporting_work_where_torch_cannot_be_imported() -> None:
     code = """
 import sys
 sys.modules["torch"] = None
-import vdnn, vdnn.ir, vdnn.plan, vdnn.report, vdnn.plan.judge.simulate, vdnn.plan.files.serialize
+import vdnn, vdnn.ir, vdnn.plan, vdnn.report, vdnn.plan.judge.simulate, vdnn.plan.document.serialize
 import vdnn.report.text, vdnn.hardware.presets, vdnn.codecs, vdnn.codecs.kernels.reference
 print(vdnn.hardware.presets.preset("titan-x").name)
 """

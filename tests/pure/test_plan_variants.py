@@ -11,7 +11,8 @@ from vdnn.cost.table import OpCost
 from vdnn.errors import Infeasible
 from vdnn.plan import Plan, Problem, Recompute, from_json, simulate, solve, to_json, violations
 from vdnn.plan.judge.walk import walk
-from vdnn.plan.strategies.workspaces import exact_only, fitting_variants, inexact_ops, solve_with_workspaces
+from vdnn.plan.shared.workspaces import exact_only, fitting_variants, inexact_ops
+from vdnn.plan.strategy_table import solve_with_workspaces
 
 FAST, SMALL = OpCost(0.25, 70, "fast"), OpCost(2.0, 0, "small")
 

@@ -8,7 +8,8 @@ import pytest
 from report_samples import planned
 
 from vdnn.errors import InvalidInput
-from vdnn.report.record import Piece, Report, TimelineSummary, summarize
+from vdnn.report.pieces import Piece, TimelineSummary, summarize
+from vdnn.report.record import Report
 
 
 def summary(peak_nbytes: int = 100, step_time_s: float = 1.0, **fields: object) -> TimelineSummary:

@@ -7,8 +7,9 @@ from report_samples import chain, planned
 from rich.cells import cell_len
 
 from vdnn.report.memory_profile import profile_memory
+from vdnn.report.pieces import Piece, summarize
 from vdnn.report.plot import GUTTER, plot
-from vdnn.report.record import Piece, Report, summarize
+from vdnn.report.record import Report
 from vdnn.report.text import as_text, bar, profile_view, report_view, shorten
 from vdnn.units import format_nbytes
 

@@ -14,9 +14,9 @@ from vdnn.cli.answer import Answer
 from vdnn.cli.arguments import IMAGES, PLANNING, BatchSize, ImageOptions, ModelName, takes
 from vdnn.cli.planning import Asked, ask, measuring
 from vdnn.options import Options, PlanOptions
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.views.compared import OPTIMISER, Row, by_budget, by_strategy
+from vdnn.plan.plan import Plan
+from vdnn.plan.views.compared import SWEPT_STRATEGY, Row, by_budget, by_strategy
 from vdnn.plan.views.plan_figures import Figures, figures, keep_all
 from vdnn.report.text import quiet_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
@@ -42,12 +42,12 @@ def _solved(asked: Asked, problem: Problem, shows_progress: bool) -> tuple[list[
     """The rows of both tables. Budgets are planned as `vdnn.virtualize` does, in other forms of the step too."""
     strategies: list[Row] = []
     budgets: list[Row] = []
-    within: Callable[[int], Plan] = lambda nbytes: asked.plan(budget=nbytes, strategy=OPTIMISER)  # noqa: E731
+    within: Callable[[int], Plan] = lambda nbytes: asked.plan(budget=nbytes, strategy=SWEPT_STRATEGY)  # noqa: E731
     with Console(stderr=True, quiet=not shows_progress).status("Planning") as status:
         for row in by_strategy(problem):
             status.update(f"Planning: {row.strategy} took {format_seconds(row.solve_s)}")
             strategies.append(row)
-        for row in by_budget(problem, OPTIMISER, within):
+        for row in by_budget(problem, SWEPT_STRATEGY, within):
             status.update(f"Planning: {row.strategy} within {row.label} took {format_seconds(row.solve_s)}")
             budgets.append(row)
     return strategies, [_corrected(row, budgets[-1]) for row in budgets]
@@ -76,7 +76,7 @@ def _record(name: str, problem: Problem, strategies: Iterable[Row], budgets: Ite
 def _view(name: str, problem: Problem, strategies: list[Row], budgets: list[Row], width: int) -> RenderableType:
     budget_nbytes = problem.budget_nbytes
     bound = "no budget" if budget_nbytes is None else f"budget {format_nbytes(budget_nbytes)}"
-    who = budgets[0].strategy if budgets else OPTIMISER
+    who = budgets[0].strategy if budgets else SWEPT_STRATEGY
     return sections(
         Group(
             title(f"{name} on {problem.hardware.name}, {bound}"),

@@ -30,7 +30,7 @@ def doctor(directory: Directory = None, quick: Quick = False) -> Answer:
     from vdnn.calibrate.machine_speeds import QUICK, THOROUGH, hardware_from
     from vdnn.calibrate.this_machine import measure_this_machine
     from vdnn.environment import disk_dir
-    from vdnn.report.record import versions
+    from vdnn.report.pieces import versions
 
     where = directory if directory is not None else disk_dir()
     with Console(stderr=True).status("Measuring this machine"):

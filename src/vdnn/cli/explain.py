@@ -19,7 +19,7 @@ from vdnn.errors import InvalidInput
 from vdnn.options import Options, PlanOptions
 from vdnn.plan.files.saved import opened
 from vdnn.plan.judge.validate import check
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.plan.views.explained import Line, eventful, explained
 from vdnn.units import format_nbytes
 

@@ -16,8 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from vdnn.cli.arguments import ImageOptions
 from vdnn.options import Options
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 from vdnn.plan.views.plan_figures import keep_all
 
 if TYPE_CHECKING:

@@ -19,6 +19,7 @@ from vdnn.cli.failures import FAILED
 from vdnn.errors import InvalidInput
 from vdnn.options import RunOptions
 from vdnn.plan.model.optimizer_state import OPTIMIZERS
+from vdnn.plan.strategy_table import strategy_named
 from vdnn.report.record import Report
 from vdnn.report.text import report_view
 from vdnn.units import format_seconds
@@ -69,7 +70,7 @@ def train(
 
     if verify and not options.get("exact", True):
         raise InvalidInput("--verify compares bit for bit, and --inexact allows other bits: leave one of them out.")
-    if verify and (options.get("lossy") is not None or (options.get("strategy") or "").startswith("gist-")):
+    if verify and (options.get("lossy") is not None or _always_rounds(options.get("strategy"))):
         raise InvalidInput(
             "--verify compares bit for bit, and a lossy run rounds on purpose: leave one of them out. The report of a"
             " lossy run says how far its gradients are from the exact ones."
@@ -90,6 +91,10 @@ def train(
     outcome = replace(report(virtual), name=f"{workload.name}, batch {batch}")
     record = _record(workload.name, batch, run, outcome, verify)
     return Answer(record, lambda width: _view(run, outcome, verify), FAILED if run.differences else 0)
+
+
+def _always_rounds(strategy: str | None) -> bool:
+    return strategy is not None and strategy_named(strategy).always_rounds_to is not None
 
 
 def _progress(enabled: bool) -> Progress:

@@ -20,8 +20,8 @@ from vdnn.capture.lower import Lowered
 from vdnn.compile.forms import Form
 from vdnn.errors import Infeasible
 from vdnn.plan.model.bounds import largest_op_nbytes
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 
 WORTH_A_LOOK = 0.03
 """Share of the step time that a budget may cost before other forms are looked at."""

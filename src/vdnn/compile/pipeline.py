@@ -30,16 +30,16 @@ from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import ForeignPlan, Infeasible
 from vdnn.ir import Graph
 from vdnn.options import Options
+from vdnn.plan.exact_counterpart import exact_counterpart
 from vdnn.plan.files.plan_cache import PlanCache
 from vdnn.plan.files.saved import fitting_plan, opened
 from vdnn.plan.judge.validate import check
 from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import solve
-from vdnn.plan.strategies.exact_counterpart import exact_counterpart
-from vdnn.plan.strategies.workspaces import inexact_ops, solve_with_workspaces
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.workspaces import inexact_ops
+from vdnn.plan.strategy_table import solve, solve_with_workspaces, strategy_named
 from vdnn.rewrite.boxed import boxed, program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.encodings import codecs_of
@@ -146,17 +146,17 @@ def plan_joint(
 def _offered(
     joint: fx.GraphModule, num_forward_outputs: int, plain: Sequence[InputInfo], options: Options
 ) -> Iterator[Form]:
-    """Other forms of the step, where somebody may want one: who follows a saved plan, and `auto`."""
+    """Other forms of the step, where somebody may want one: who follows a saved plan, and strategies that try forms."""
     if options.plan is not None:
         return forms(joint, num_forward_outputs, exact=options.exact, plain=plain)
-    if options.budget is None or options.chosen_strategy != "auto":
+    if options.budget is None or not strategy_named(options.chosen_strategy).tries_forms:
         return iter(())
     return forms(joint, num_forward_outputs, exact=options.exact, plain=plain)
 
 
 def _with_chunks(reason: Infeasible, options: Options) -> Infeasible:
     """The same, with what giving up the last bits would allow, where that was not tried."""
-    if not options.exact or options.chosen_strategy != "auto":
+    if not options.exact or not strategy_named(options.chosen_strategy).tries_forms:
         return reason
     words = "exact=False (--inexact) may need less: large ops, or the whole step, then run in chunks of the batch."
     return Infeasible(f"{reason}\n{words}", minimum_nbytes=reason.minimum_nbytes)

@@ -17,8 +17,8 @@ from vdnn.capture.function_module import as_module
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.compile.pipeline import describe_joint, plan_joint
 from vdnn.options import Options
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 
 
 def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:

@@ -11,8 +11,9 @@ from statistics import median
 from vdnn.errors import InvalidInput
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
-from vdnn.plan.strategies.workspaces import inexact_ops
-from vdnn.report.record import Piece, Report, TimelineSummary, summarize
+from vdnn.plan.shared.workspaces import inexact_ops
+from vdnn.report.pieces import Piece, TimelineSummary, summarize
+from vdnn.report.record import Report
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.transfers.interface import Transfers

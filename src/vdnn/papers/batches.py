@@ -16,7 +16,7 @@ from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph, Op, Read, Storage, Value
 from vdnn.plan.model.bounds import minimum_budget
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import solve
+from vdnn.plan.strategy_table import solve
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ from vdnn.papers.gist_tables import (
 )
 from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, percent, percents, said, times
 from vdnn.papers.vdnn_networks import vgg
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve
 
 Capture = Callable[[str, int, str], Problem]
 Densities = Callable[[str], Sequence[float]]

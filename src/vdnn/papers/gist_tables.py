@@ -18,12 +18,13 @@ from vdnn.codecs import codec_for
 from vdnn.ir import Role
 from vdnn.plan.judge.residency import holdings
 from vdnn.plan.model.actions import Decision, Encode
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.stashes import Stash, stashes
 from vdnn.plan.model.timeline import ROLES, Timeline
-from vdnn.plan.strategies import Strategy, gist
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategies import gist
 from vdnn.plan.strategies.gist import MIN_ROUNDED_NBYTES
+from vdnn.plan.strategies.strategy import Strategy
 
 MACHINE = "titan-x"
 PAPER_BATCH = 64
@@ -58,14 +59,14 @@ NETWORKS = (
 
 
 def with_only(codec: str, name: str) -> Strategy:
-    """Gist's plan with only the decisions that use this codec."""
+    """A strategy: Gist's plan with only the decisions that use this codec."""
 
     def solve(problem: Problem) -> Plan:
         decisions = gist.solve(problem).decisions
         chosen = (d for d in decisions if isinstance(d.action, Encode) and d.action.codec == codec)
         return Plan(problem, name, tuple(chosen))
 
-    return solve
+    return Strategy(name, solve)
 
 
 def rounding(problem: Problem, format: str) -> Plan:

@@ -21,10 +21,10 @@ from vdnn.papers.vdnn_tables import paper_problem, running_nbytes
 from vdnn.plan.judge.schedule import Kind, schedule
 from vdnn.plan.model.actions import Decision, Offload
 from vdnn.plan.model.gaps import gaps
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.timeline import ROLES
-from vdnn.plan.strategies import solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve
 
 MACHINE = "k40c"
 REGULATED = frozenset({Role.FEATURE_MAP, Role.GRADIENT_MAP, Role.WORKSPACE})

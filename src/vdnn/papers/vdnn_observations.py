@@ -8,8 +8,8 @@ from __future__ import annotations
 from vdnn.ir import Role
 from vdnn.papers.paper_table import Certainty, Row, Table, percent, percents, said, seconds
 from vdnn.papers.vdnn_plans import DEEP, Networks, Planned
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import COMPUTE
+from vdnn.plan.plan import Plan
 from vdnn.plan.strategies.recompute import l_peak
 
 _CLOCK = "times from peak rates; what the paper measured from where to where is not known"

@@ -14,8 +14,8 @@ from vdnn.hardware.presets import preset
 from vdnn.ir import Graph
 from vdnn.papers.paper_table import BLANK, Figure, percent
 from vdnn.papers.vdnn_tables import MACHINE, baseline_nbytes, paper_problem
-from vdnn.plan.model.plan import Plan
-from vdnn.plan.strategies import solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve
 
 DEEP = ("VGG-116(32)", "VGG-216(32)", "VGG-316(32)", "VGG-416(32)")
 OURS = "auto"

@@ -27,7 +27,7 @@ from vdnn.papers.vdnn_networks import NETWORKS
 from vdnn.papers.vdnn_observations import observations
 from vdnn.papers.vdnn_plans import DEEP, OURS, Networks, Planned
 from vdnn.papers.vdnn_tables import PUBLISHED_AVERAGE_REDUCTION, Reduction, reduction_of, weights_nbytes
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 
 QUICK = ("AlexNet(128)", "VGG-16(128)", "VGG-16(256)")
 UNTRAINABLE = ("VGG-16(128)", "VGG-16(256)", *DEEP)

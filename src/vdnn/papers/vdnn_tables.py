@@ -20,10 +20,10 @@ from vdnn.cost.roofline import roofline
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph, Role
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.timeline import ROLES
-from vdnn.plan.strategies import solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve
 
 MACHINE = "titan-x"
 

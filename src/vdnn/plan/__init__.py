@@ -5,16 +5,17 @@ Nothing here imports torch. Read in this order: `problem.py` (what is asked), `a
 (whether it may), `strategies/` (who decides).
 """
 
-from vdnn.plan.files.serialize import from_json, load, save, to_json
-from vdnn.plan.judge.infeasible import infeasible
+from vdnn.plan.document.serialize import save, to_json
+from vdnn.plan.files.saved import from_json, load
 from vdnn.plan.judge.schedule import Instruction, Kind, schedule
 from vdnn.plan.judge.simulate import simulate
 from vdnn.plan.judge.validate import check, violations
 from vdnn.plan.model.actions import ACTIONS, Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.timeline import Lane, Timeline
-from vdnn.plan.strategies import STRATEGIES, solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import infeasible
+from vdnn.plan.strategy_table import STRATEGIES, solve
 from vdnn.plan.views.listing import listing
 
 __all__ = [

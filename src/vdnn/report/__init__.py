@@ -1,6 +1,7 @@
 """What happened and what was planned, as data first and text second.
 
-Enters: Graph, Plan, Timeline. Leaves: versioned records (`record.py`, `memory.py`), then text for a terminal
+Enters: Graph, Plan, Timeline. Leaves: versioned records (`pieces.py`, `record.py`,
+`memory_profile.py`), then text for a terminal
 (`text.py`, `plot.py`). The one idea: a rendering reads the record and nothing else, so whatever the terminal shows is
 in the JSON.
 

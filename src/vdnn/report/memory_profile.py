@@ -20,9 +20,9 @@ import numpy as np
 from vdnn.ir import Graph, Role
 from vdnn.plan.judge.residency import holdings
 from vdnn.plan.judge.schedule import schedule
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import ROLES, Timeline
-from vdnn.report.record import TimelineSummary, summarize, versions
+from vdnn.plan.plan import Plan
+from vdnn.report.pieces import TimelineSummary, summarize, versions
 
 SCHEMA = "vdnn.memory-profile"
 VERSION = 1

@@ -16,8 +16,8 @@ from rich.text import Text
 
 from vdnn.ir import Role
 from vdnn.report.memory_profile import Layer, MemoryProfile
+from vdnn.report.pieces import Piece, ReportData, TimelineSummary
 from vdnn.report.plot import SHADES, plot
-from vdnn.report.record import Piece, Report, TimelineSummary
 from vdnn.units import format_nbytes, format_seconds
 
 PLAIN_WIDTH = 80
@@ -38,7 +38,7 @@ def as_text(renderable: RenderableType, width: int = PLAIN_WIDTH) -> str:
     return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
 
 
-def report_view(report: Report) -> RenderableType:
+def report_view(report: ReportData) -> RenderableType:
     """A finished run: predicted beside measured, then what the peak was made of."""
     parts: list[RenderableType] = [title(f"{report.name}, strategy {report.strategy}, {_budget_words(report)}")]
     parts.append(comparison_table(report))
@@ -61,7 +61,7 @@ def profile_view(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> Renderable
     )
 
 
-def comparison_table(report: Report) -> Table:
+def comparison_table(report: ReportData) -> Table:
     """Peak and step time of every piece, predicted beside measured; the ratio says how good the prediction was."""
     table = quiet_table("", ">predicted", ">measured", ">measured / predicted")
     for piece in report.pieces:
@@ -155,7 +155,7 @@ def _comparison_rows(piece: Piece) -> Iterable[tuple[str, str, str, str]]:
     yield _row(_time_words(measured), predicted.step_time_s, measured.step_time_s if measured else None, format_seconds)
 
 
-def _total_rows(report: Report) -> Iterable[tuple[str, str, str, str]]:
+def _total_rows(report: ReportData) -> Iterable[tuple[str, str, str, str]]:
     predicted, measured = report.predicted, report.measured
     yield _row("largest peak", predicted.peak_nbytes, measured.peak_nbytes if measured else None, format_nbytes)
     yield _row(
@@ -204,7 +204,7 @@ def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
         yield f"{words} at most{'; ' + too_dense if too_dense else ''}."
 
 
-def _pieces_note(report: Report) -> Text:
+def _pieces_note(report: ReportData) -> Text:
     return Text(
         f"The model was captured in {len(report.pieces)} pieces. What an earlier piece stashes stays alive while a"
         " later one runs, so the process needs more than the largest piece's own peak.",
@@ -212,7 +212,7 @@ def _pieces_note(report: Report) -> Text:
     )
 
 
-def _largest_pieces(report: Report) -> list[Piece]:
+def _largest_pieces(report: ReportData) -> list[Piece]:
     """The piece that carries the peak; empty for a report without pieces."""
     return sorted(report.pieces, key=lambda piece: -piece.predicted.peak_nbytes)[:1]
 
@@ -249,7 +249,7 @@ def _peak_name(summary: TimelineSummary) -> str:
     return f"{summary.peak_step} in {summary.peak_module}" if summary.peak_module else summary.peak_step or "-"
 
 
-def _budget_words(report: Report) -> str:
+def _budget_words(report: ReportData) -> str:
     return "no budget" if report.budget_nbytes is None else f"budget {format_nbytes(report.budget_nbytes)}"
 
 

@@ -24,7 +24,7 @@ from vdnn.capture.ops.traits import WITHOUT_UPDATES
 from vdnn.ir import NO_USE, Need, Read, Trait
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.rewrite.encoded_reads import from_encoding
 from vdnn.rewrite.variant_calls import variant_call
 from vdnn.runtime import running_step as runtime

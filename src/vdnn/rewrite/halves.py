@@ -35,7 +35,7 @@ from vdnn.capture.nodes import (
 from vdnn.ir import NO_USE, Phase
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.rewrite.half_writer import HalfWriter, inputs_behind, nodes_by_storage, random_replays
 from vdnn.runtime.running_step import open_handle
 from vdnn.torch_private import BoxedCodeGen, SavedForBackwardsAOTOutput

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vdnn.plan.model.lasting_buffers import MIN_NBYTES
+from vdnn.plan.shared.lasting_buffers import MIN_NBYTES
 from vdnn.torch_private import without_torch_dispatch
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)

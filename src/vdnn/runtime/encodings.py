@@ -21,8 +21,8 @@ from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.sparse import Sparse
 from vdnn.errors import EncodingTooLarge, LostHandle
 from vdnn.plan.model.actions import Encode, EncodeOffload
-from vdnn.plan.model.lasting_buffers import lasting_buffers
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.lasting_buffers import lasting_buffers
 from vdnn.runtime.buffers import BufferPool
 from vdnn.runtime.transfers.interface import Ticket, Transfers
 from vdnn.torch_private import without_torch_dispatch

@@ -18,7 +18,6 @@ import torch
 from vdnn.errors import LostHandle, Unsupported
 from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.model.findings import GradientError
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import Timeline
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import ExactRerun, RememberedForward

@@ -14,7 +14,7 @@ import torch
 
 from vdnn.ir import Storage
 from vdnn.plan.model.actions import EncodeOffload, Offload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.runtime.encodings import all_bytes
 from vdnn.runtime.pool.entry import Entry
 from vdnn.runtime.pool.states import State

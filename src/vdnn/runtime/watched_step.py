@@ -16,7 +16,6 @@ import numpy as np
 
 from vdnn.ir import Role
 from vdnn.plan.judge.schedule import Instruction, Kind
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.timeline import COMPUTE, ROLES, Lane, Timeline
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import RememberedForward

@@ -36,7 +36,7 @@ from vdnn.compile.inductor.regions import Region, Stretch, computing, region_of,
 from vdnn.compile.inductor.with_kernels import Compiled, with_kernels
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.plan.judge.schedule import Kind
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.rewrite.halves import Half
 from vdnn.runtime.executor import Program
 from vdnn.torch_private import (

@@ -16,12 +16,12 @@ from functools import cached_property
 from vdnn.plan.auto.candidates import OFFLOAD, RECOMPUTE, Ground, Option
 from vdnn.plan.model.actions import Decision, Drop, Encode, EncodeOffload, Offload, Recompute
 from vdnn.plan.model.gaps import Gap, without
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.tier_room import Room
-from vdnn.plan.strategies.offload import largest_per_moment
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.per_moment import largest_per_moment
+from vdnn.plan.shared.workspaces import fitting_variants, smallest_variants
 from vdnn.plan.strategies.offload_choice import Choice
 from vdnn.plan.strategies.offload_windows import Window, windows
-from vdnn.plan.strategies.workspaces import fitting_variants, smallest_variants
 
 KEEP = 0
 NAME = "auto"

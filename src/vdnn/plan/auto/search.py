@@ -30,14 +30,14 @@ from vdnn.plan.auto.integer_program import Learned, Optimiser, Solution
 from vdnn.plan.auto.program_data import Model, margins
 from vdnn.plan.auto.ties import units
 from vdnn.plan.auto.traffic import Row
-from vdnn.plan.judge.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.model.bounds import largest_op_nbytes, minimum_budget
 from vdnn.plan.model.gaps import Bytes
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import bounds_of_tiers, infeasible
+from vdnn.plan.shared.per_moment import largest_per_moment
+from vdnn.plan.shared.workspaces import fitting_variants, smallest_variants
 from vdnn.plan.strategies import checkpoint_sqrt, offload, recompute, superneurons, vdnn_all
-from vdnn.plan.strategies.offload import largest_per_moment
-from vdnn.plan.strategies.workspaces import fitting_variants, smallest_variants
 
 RUNGS = 48
 """Of the ladder of budgets: what is lost by rounding down is at most a fiftieth of what there is to save."""

@@ -27,13 +27,13 @@ from typing import Any
 
 from vdnn.environment import cache_dir, remembers_plans
 from vdnn.hardware.device import Hardware
+from vdnn.plan.document.serialize import decision_from_json, decision_to_json, hardware_to_json
+from vdnn.plan.document.versions import made_with
 from vdnn.plan.files.digest import graph_digest
 from vdnn.plan.files.saved import chosen_forms, offered_again
-from vdnn.plan.files.serialize import decision_from_json, decision_to_json, hardware_to_json
-from vdnn.plan.files.versions import made_with
 from vdnn.plan.judge.validate import check
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 from vdnn.units import MiB
 
 log = logging.getLogger(__name__)
@@ -127,9 +127,10 @@ def prices_digest(problem: Problem) -> str:
 
 @cache
 def planner_digest() -> str:
-    """Of the planner's sources and the codecs': a plan of code that has changed since is not found."""
+    """Of the sources that decisions follow from: a plan of code that has changed since is not found."""
     package = Path(__file__).parents[2]
-    sources = [package / "ir.py", *(package / "plan").rglob("*.py"), *(package / "codecs").rglob("*.py")]
+    folders = (package / name for name in ("plan", "codecs", "known_ops"))
+    sources = [package / "ir.py", package / "cost" / "table.py", *(file for f in folders for file in f.rglob("*.py"))]
     found = hashlib.sha256()
     for source in sorted(sources):
         found.update(source.relative_to(package).as_posix().encode() + b"\0" + source.read_bytes())

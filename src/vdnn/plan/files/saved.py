@@ -13,14 +13,25 @@ from dataclasses import replace
 from pathlib import Path
 
 from vdnn.errors import ForeignPlan, InvalidInput
+from vdnn.plan.document.graph_json import Json
+from vdnn.plan.document.serialize import data_from_json, data_in
+from vdnn.plan.document.versions import made_with, release
 from vdnn.plan.files.same_graph import match
-from vdnn.plan.files.serialize import load
-from vdnn.plan.files.versions import made_with, release
 from vdnn.plan.judge.validate import violations
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 
 MOST_NAMED = 5  # differences that a person reads; a changed batch changes nearly every value
+
+
+def from_json(document: Json) -> Plan:
+    """The plan that `to_json` wrote; ForeignPlan when the document is not one."""
+    return Plan.of(data_from_json(document))
+
+
+def load(path: str | Path) -> Plan:
+    """The plan that `save` wrote to `path`."""
+    return Plan.of(data_in(path))
 
 
 def opened(plan: str | Path | Plan) -> Plan:

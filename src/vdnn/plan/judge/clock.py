@@ -22,11 +22,11 @@ from vdnn.hardware.device import Hardware, Link
 from vdnn.plan.judge.drag import Drag
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.timeline import COMPUTE, Lane
 
 
-def lanes(plan: Plan, program: Sequence[Instruction]) -> dict[str, Lane]:
+def lanes(plan: PlanData, program: Sequence[Instruction]) -> dict[str, Lane]:
     """The busy intervals of compute and of every link of the hardware, used or not."""
     clock = _Clock(plan)
     enter = clock.entries()
@@ -79,7 +79,7 @@ class _Log:
 
 
 class _Clock:
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self.plan = plan
         self.hardware = plan.problem.hardware
         self.seconds = [cost.seconds for cost in plan.costs.ops]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vdnn.plan.model.actions import Encode, EncodeOffload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 
 Key = tuple[str, int]
 """("plain", storage) or ("encoded", decision): what can hold bytes on the device."""
@@ -26,7 +26,7 @@ class Event:
     passing_nbytes: int = 0
 
 
-def peak(plan: Plan, events: list[Event]) -> tuple[int, int]:
+def peak(plan: PlanData, events: list[Event]) -> tuple[int, int]:
     """The most bytes of any event, and its moment."""
     graph = plan.problem.graph
     alive: set[Key] = {("plain", graph.values[value].storage) for value in (*graph.inputs, *graph.held)}
@@ -44,7 +44,7 @@ def peak(plan: Plan, events: list[Event]) -> tuple[int, int]:
     return most
 
 
-def key_nbytes(plan: Plan, key: Key) -> int:
+def key_nbytes(plan: PlanData, key: Key) -> int:
     kind, position = key
     if kind == "plain":
         return plan.problem.graph.storages[position].nbytes

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from vdnn.ir import NO_USE, Read, Role
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.timeline import ROLES
 
 Column = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class Holdings:
     storages: Column
 
 
-def holdings(plan: Plan, program: Sequence[Instruction]) -> Holdings:
+def holdings(plan: PlanData, program: Sequence[Instruction]) -> Holdings:
     """Everything that holds bytes in any tier while the program runs."""
     book = _Book(plan)
     if program:
@@ -59,7 +59,7 @@ def holdings(plan: Plan, program: Sequence[Instruction]) -> Holdings:
 class _Book:
     """Open entries per storage: `since` is the instruction at which its bytes were taken, or -1 while it holds none."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         graph = plan.problem.graph
         self.plan, self.graph, self.costs = plan, graph, plan.costs
         self.tiers = {tier.name: position for position, tier in enumerate(plan.problem.hardware.tiers)}

@@ -30,7 +30,7 @@ from enum import StrEnum
 
 from vdnn.ir import NO_USE, Graph, Trait
 from vdnn.plan.model.actions import Drop, Encode, EncodeOffload, Offload, Recompute
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 
 
 class Kind(StrEnum):
@@ -64,7 +64,7 @@ class Instruction:
         return f"{self.kind} {graph.ops[self.op].name if self.op >= 0 else graph.storages[self.storage].name}"
 
 
-def schedule(plan: Plan) -> tuple[Instruction, ...]:
+def schedule(plan: PlanData) -> tuple[Instruction, ...]:
     """The plan as a linear program."""
     agenda = _agenda(plan)
     busy = agenda.moments()
@@ -104,7 +104,7 @@ class _Agenda:
         return set().union(self.fetch, self.whole, self.replay, self.send, self.leave, self.encode, self.sent)
 
 
-def _agenda(plan: Plan) -> _Agenda:
+def _agenda(plan: PlanData) -> _Agenda:
     agenda = _Agenda()
     writers = _writers(plan)
     begins = _residency_begins(plan)
@@ -140,7 +140,7 @@ def _agenda(plan: Plan) -> _Agenda:
     return agenda
 
 
-def _residency_begins(plan: Plan) -> dict[int, int]:
+def _residency_begins(plan: PlanData) -> dict[int, int]:
     """Of each decision: where the residency that it ends began, which is where the storage's gap before it ended."""
     begins: dict[int, int] = {}
     back: dict[int, int] = {}
@@ -151,7 +151,7 @@ def _residency_begins(plan: Plan) -> dict[int, int]:
     return begins
 
 
-def _writers(plan: Plan) -> dict[int, list[tuple[int, bool]]]:
+def _writers(plan: PlanData) -> dict[int, list[tuple[int, bool]]]:
     """Of each storage with a decision: the ops that write values of it, and whether the content changes (a view
     leaves it).
     """
@@ -166,7 +166,7 @@ def _writers(plan: Plan) -> dict[int, list[tuple[int, bool]]]:
     return writers
 
 
-def _leaving_at_once(plan: Plan, agenda: _Agenda, moment: int) -> dict[int, tuple[int, Instruction]]:
+def _leaving_at_once(plan: PlanData, agenda: _Agenda, moment: int) -> dict[int, tuple[int, Instruction]]:
     """Storage -> the last replay of this moment that touches it, and its LEAVE: of what is replayed here, not used by
     the moment itself, and to be replayed again later.
     """
@@ -185,12 +185,12 @@ def _leaving_at_once(plan: Plan, agenda: _Agenda, moment: int) -> dict[int, tupl
     return last
 
 
-def _costs_no_copy(plan: Plan, leaving: Instruction) -> bool:
+def _costs_no_copy(plan: PlanData, leaving: Instruction) -> bool:
     return isinstance(plan.decisions[leaving.decision].action, Recompute | Drop)
 
 
 def _made_whole(
-    plan: Plan, agenda: _Agenda, moment: int, at_once: dict[int, tuple[int, Instruction]]
+    plan: PlanData, agenda: _Agenda, moment: int, at_once: dict[int, tuple[int, Instruction]]
 ) -> Iterator[Instruction]:
     """Replays in op order. What comes back by copy or decoder does so right before its first reader, or last."""
     graph = plan.problem.graph

@@ -7,17 +7,20 @@ other, so a slow disk can make a plan late but never bigger. Strategies propose,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from vdnn.plan.judge.clock import lanes
 from vdnn.plan.judge.residency import Holdings, holdings
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.judge.schedule import Instruction, schedule
+from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.timeline import ROLES, Bytes, Timeline
 
 
-def simulate(plan: Plan) -> Timeline:
-    """Bytes and seconds of one training step under the plan."""
-    program = plan.program
+def simulate(plan: PlanData, program: Sequence[Instruction] | None = None) -> Timeline:
+    """Bytes and seconds of one training step under the plan. `program` is its schedule, for whoever has it already."""
+    program = schedule(plan) if program is None else program
     graph, hardware = plan.problem.graph, plan.problem.hardware
     held = holdings(plan, program)
     return Timeline(

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import combinations, pairwise
+from typing import TypeVar
 
 from vdnn.codecs import CODECS, Codec, codec_for
 from vdnn.errors import InvalidPlan
 from vdnn.ir import PERSISTENT_ROLES, Read, Role
 from vdnn.plan.judge.walk import walk
 from vdnn.plan.model.actions import Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 from vdnn.units import format_nbytes
 
+P = TypeVar("P", bound=PlanData)
 
-def check(plan: Plan) -> Plan:
+
+def check(plan: P) -> P:
     """The plan itself, or InvalidPlan with every violation."""
     found = violations(plan)
     if found:
@@ -28,7 +31,7 @@ def check(plan: Plan) -> Plan:
     return plan
 
 
-def violations(plan: Plan) -> list[str]:
+def violations(plan: PlanData) -> list[str]:
     """Every rule that the plan breaks, each as a sentence with names and numbers. Empty: the plan holds."""
     astray = list(_astray(plan))
     if astray:  # the other rules would look up positions that do not exist
@@ -44,7 +47,7 @@ def violations(plan: Plan) -> list[str]:
     ]
 
 
-def _astray(plan: Plan) -> Iterator[str]:
+def _astray(plan: PlanData) -> Iterator[str]:
     """Decisions about storages, moments or alternatives that the problem does not have."""
     graph = plan.problem.graph
     for position, decision in enumerate(plan.decisions):
@@ -61,7 +64,7 @@ def _astray(plan: Plan) -> Iterator[str]:
             yield f"op {moment} takes alternative {chosen}, but the problem offers {offered} for it"
 
 
-def _not_movable(plan: Plan) -> Iterator[str]:
+def _not_movable(plan: PlanData) -> Iterator[str]:
     """A plan moves what forward makes for backward, and feature maps; never what the caller holds or what outlives the
     step.
     """
@@ -81,7 +84,7 @@ def _not_movable(plan: Plan) -> Iterator[str]:
             yield f"{_who(plan, decision)}: it is neither stashed for backward nor a feature map (role: {storage.role})"
 
 
-def _no_such_tier(plan: Plan) -> Iterator[str]:
+def _no_such_tier(plan: PlanData) -> Iterator[str]:
     """Copies go to a slower tier, along links that exist in both directions."""
     hardware = plan.problem.hardware
     tiers = [tier.name for tier in hardware.tiers]
@@ -100,7 +103,7 @@ def _no_such_tier(plan: Plan) -> Iterator[str]:
                     yield f"{_who(plan, decision)}: {hardware.name!r} has no link {hop[0]}->{hop[1]}"
 
 
-def _codecs(plan: Plan) -> Iterator[str]:
+def _codecs(plan: PlanData) -> Iterator[str]:
     """An encoding is written by a codec that there is, into as many bytes as it takes, and rounds only where that is
     allowed.
     """
@@ -126,7 +129,7 @@ def _codecs(plan: Plan) -> Iterator[str]:
             yield from _unserved(plan, decision, codec, readers.get(decision.storage, []))
 
 
-def _readers(plan: Plan) -> dict[int, list[tuple[int, Read]]]:
+def _readers(plan: PlanData) -> dict[int, list[tuple[int, Read]]]:
     """Of each encoded storage: who reads it, and when."""
     graph = plan.problem.graph
     readers: dict[int, list[tuple[int, Read]]] = {
@@ -139,7 +142,7 @@ def _readers(plan: Plan) -> dict[int, list[tuple[int, Read]]]:
     return readers
 
 
-def _unserved(plan: Plan, decision: Decision, codec: Codec, readers: list[tuple[int, Read]]) -> Iterator[str]:
+def _unserved(plan: PlanData, decision: Decision, codec: Codec, readers: list[tuple[int, Read]]) -> Iterator[str]:
     """Readers that take more of a storage than a codec has kept. A replay makes it whole again."""
     action, ops = decision.action, plan.problem.graph.ops
     assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no codec"
@@ -153,7 +156,7 @@ def _unserved(plan: Plan, decision: Decision, codec: Codec, readers: list[tuple[
             )
 
 
-def _overlaps(plan: Plan) -> Iterator[str]:
+def _overlaps(plan: PlanData) -> Iterator[str]:
     """A storage that is away cannot leave."""
     by_storage: dict[int, list[Decision]] = {}
     for decision in plan.decisions:
@@ -167,14 +170,14 @@ def _overlaps(plan: Plan) -> Iterator[str]:
                 yield f"{_who(plan, one)}: two of its gaps overlap: {gaps}"
 
 
-def _gap(plan: Plan, action: Action) -> tuple[int, int]:
+def _gap(plan: PlanData, action: Action) -> tuple[int, int]:
     assert not isinstance(action, Keep), "what is kept has no gap"
     if isinstance(action, Drop) or (isinstance(action, Encode | EncodeOffload) and action.direct):
         return action.leave, len(plan.problem.graph)
     return action.leave, action.back
 
 
-def _overfull_tiers(plan: Plan, tier_peaks: dict[str, tuple[int, int]]) -> Iterator[str]:
+def _overfull_tiers(plan: PlanData, tier_peaks: dict[str, tuple[int, int]]) -> Iterator[str]:
     for tier in plan.problem.hardware.tiers[1:]:
         peak_nbytes, moment = tier_peaks.get(tier.name, (0, 0))
         if tier.nbytes is not None and peak_nbytes > tier.nbytes:
@@ -184,7 +187,7 @@ def _overfull_tiers(plan: Plan, tier_peaks: dict[str, tuple[int, int]]) -> Itera
             )
 
 
-def _over_budget(plan: Plan, peak_nbytes: int, moment: int) -> Iterator[str]:
+def _over_budget(plan: PlanData, peak_nbytes: int, moment: int) -> Iterator[str]:
     budget_nbytes = plan.problem.budget_nbytes
     if budget_nbytes is not None and peak_nbytes > budget_nbytes:
         yield (
@@ -193,5 +196,5 @@ def _over_budget(plan: Plan, peak_nbytes: int, moment: int) -> Iterator[str]:
         )
 
 
-def _who(plan: Plan, decision: Decision) -> str:
+def _who(plan: PlanData, decision: Decision) -> str:
     return f"{decision.action.kind} of {plan.problem.graph.storages[decision.storage].name!r}"

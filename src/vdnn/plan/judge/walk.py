@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from vdnn.ir import NO_USE, PERSISTENT_ROLES, Need, Op, Read, Trait
 from vdnn.plan.judge.events import Event, Key, key_nbytes, peak
 from vdnn.plan.model.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 
 
 @dataclass(slots=True)
@@ -33,7 +33,7 @@ class Seen:
     peak_at: int = 0
 
 
-def walk(plan: Plan) -> Seen:
+def walk(plan: PlanData) -> Seen:
     walker = _Walker(plan)
     for moment in range(len(plan.problem.graph)):
         walker.take(moment)
@@ -44,7 +44,7 @@ def walk(plan: Plan) -> Seen:
 class _Walker:
     """The state of the device: `whole` storages, what each `holds`, and why the others are `away`."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: PlanData) -> None:
         self.plan, self.graph = plan, plan.problem.graph
         self.seen = Seen()
         self.whole = {self.graph.values[value].storage for value in self.graph.inputs}

@@ -21,12 +21,13 @@ from math import sqrt
 from vdnn.ir import Graph
 from vdnn.plan.model.actions import Decision, Recompute
 from vdnn.plan.model.gaps import uses
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.segments import last_uses, segments
 from vdnn.plan.model.stashes import stashes
-from vdnn.plan.strategies.vdnn_policy import within_budget
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import within_budget
+from vdnn.plan.strategies.strategy import Strategy
 
 _WAY_OUT = "choose 'offload' or 'superneurons', which move maps too"
 
@@ -72,3 +73,6 @@ def crossing(graph: Graph, begins: tuple[int, ...]) -> set[int]:
         if len(stretches) != 1 or len(begins) in stretches:
             kept.add(storage)
     return kept
+
+
+STRATEGY = Strategy("checkpoint-sqrt", solve)

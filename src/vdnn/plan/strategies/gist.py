@@ -27,10 +27,11 @@ from vdnn.errors import InvalidInput
 from vdnn.ir import Detail, Need, Storage
 from vdnn.plan.model.actions import Decision, Drop, Encode
 from vdnn.plan.model.codec_time import codec_seconds
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.stashes import Stash, stashes
-from vdnn.plan.strategies.vdnn_policy import within_budget
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import within_budget
+from vdnn.plan.strategies.strategy import Strategy
 
 _WAY_OUT = "allow rounding with lossy='fp16', 'fp10' or 'fp8', or choose 'offload'"
 
@@ -117,3 +118,11 @@ def _candidates(problem: Problem, stash: Stash, storage: Storage) -> Iterator[tu
 
 _NOT_BUILT = frozenset({"csr-fp10", "csr-bf16"})
 """fp10 packs three values to a word, and CSR's rows end anywhere."""
+
+
+STRATEGIES = (
+    Strategy("gist", solve, may_round=True),
+    Strategy("gist-fp16", solve_fp16, may_round=True, always_rounds_to="fp16"),
+    Strategy("gist-fp10", solve_fp10, may_round=True, always_rounds_to="fp10"),
+    Strategy("gist-fp8", solve_fp8, may_round=True, always_rounds_to="fp8"),
+)

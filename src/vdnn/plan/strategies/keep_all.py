@@ -6,14 +6,17 @@ The yardstick of the other strategies: the peak that they lower and the time tha
 
 from __future__ import annotations
 
-from vdnn.plan.judge.infeasible import infeasible
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import within_budget
+from vdnn.plan.strategies.strategy import Strategy
+
+_WAY_OUT = "choose a strategy that moves feature maps: 'keep-all' moves none"
 
 
 def solve(problem: Problem) -> Plan:
     """A plan without decisions, or Infeasible when its peak is over the budget."""
-    plan = Plan(problem, "keep-all")
-    if problem.budget_nbytes is not None and plan.peak_nbytes > problem.budget_nbytes:
-        raise infeasible(plan, "choose a strategy that moves feature maps: 'keep-all' moves none")
-    return plan
+    return within_budget(Plan(problem, "keep-all"), _WAY_OUT)
+
+
+STRATEGY = Strategy("keep-all", solve)

@@ -26,16 +26,17 @@ from functools import cached_property
 import numpy as np
 
 from vdnn.plan.judge.clock import both_ways
-from vdnn.plan.judge.infeasible import bounds_of_tiers, infeasible
-from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.bounds import smallest_costs
 from vdnn.plan.model.gaps import Bytes, Gap, gaps, moment_nbytes, without
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.tier_room import Room, slower_tiers
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import bounds_of_tiers, infeasible
+from vdnn.plan.shared.per_moment import largest_per_moment, replay_uses
 from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
 from vdnn.plan.strategies.offload_windows import Window, windows
+from vdnn.plan.strategies.strategy import Strategy
 from vdnn.units import format_seconds
 
 MOMENTS_OF_EXCHANGE = 30_000  # simulated ops that the exchange may take: well under a second
@@ -99,24 +100,6 @@ def least_per_moment(kept: Plan) -> Bytes:
     """Device bytes of every moment beside a plan's decisions when everything else is away whenever it is unused."""
     ground = _Ground(kept)
     return without(ground.nbytes, ground.gaps)
-
-
-def replay_uses(plan: Plan) -> dict[int, set[int]]:
-    """Storage -> the moments at which something is replayed from it."""
-    graph = plan.problem.graph
-    used: dict[int, set[int]] = {}
-    for instruction in plan.program if plan.decisions else ():
-        if instruction.kind is Kind.REPLAY:
-            for read in graph.replayed(instruction.op)[0]:
-                used.setdefault(graph.values[read.value].storage, set()).add(instruction.moment)
-    return used
-
-
-def largest_per_moment(plan: Plan) -> Bytes:
-    """Device bytes of every moment: of its instructions, the one that holds most."""
-    nbytes = np.zeros(len(plan.problem.graph), dtype=np.int64)
-    np.maximum.at(nbytes, plan.timeline.moments, plan.timeline.total())
-    return nbytes
 
 
 class _Ground:
@@ -257,3 +240,6 @@ class _Ground:
             if fastest is not None:  # else the cost table's own needs less than all that is offered
                 chosen[moment] = fastest
         return chosen
+
+
+STRATEGY = Strategy("offload", solve)

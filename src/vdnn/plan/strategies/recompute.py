@@ -23,11 +23,12 @@ from itertools import pairwise
 from vdnn.ir import NO_USE, PERSISTENT_ROLES
 from vdnn.plan.model.actions import Decision, Recompute
 from vdnn.plan.model.gaps import uses
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.segments import Segment, last_uses, segments
-from vdnn.plan.strategies.vdnn_policy import within_budget
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import within_budget
+from vdnn.plan.strategies.strategy import Strategy
 
 _WAY_OUT = "choose 'superneurons', which also moves what is not recomputed"
 
@@ -150,3 +151,10 @@ def _chain(missing: set[int], there: set[int], members: set[int], replays: Repla
                 chain.add(source)
                 open_.append(source)
     return sorted(chain, key=lambda storage: replays.writers[storage][0])
+
+
+STRATEGIES = (
+    Strategy("recompute-speed", solve_speed),
+    Strategy("recompute-memory", solve_memory),
+    Strategy("recompute-cost", solve_cost),
+)

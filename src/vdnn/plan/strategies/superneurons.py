@@ -20,11 +20,12 @@ import numpy.typing as npt
 
 from vdnn.errors import Infeasible
 from vdnn.plan.model.bounds import minimum_budget
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.segments import Segment
+from vdnn.plan.plan import Plan
 from vdnn.plan.strategies.offload import beside, keeping, least_per_moment
 from vdnn.plan.strategies.recompute import Ground, cost_aware
+from vdnn.plan.strategies.strategy import Strategy
 
 NAME = "superneurons"
 
@@ -71,3 +72,6 @@ def _span(segment: Segment, ground: Ground) -> tuple[int, int]:
     """From the moment at which a segment is made again to its last use."""
     moments = ground.wanted(segment)
     return min(moments), max(moments)
+
+
+STRATEGY = Strategy(NAME, solve)

@@ -7,14 +7,15 @@ plain name is (p), which is the same thing where the problem offers no choice.
 
 from __future__ import annotations
 
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import within_budget
+from vdnn.plan.strategies.strategy import Strategy
 from vdnn.plan.strategies.vdnn_policy import (
     FEATURE_EXTRACTION_LAYERS,
     MEMORY_OPTIMAL,
     PERFORMANCE_OPTIMAL,
     static_plan,
-    within_budget,
 )
 
 _WAY_OUT = "choose 'offload', which moves other maps too"
@@ -34,3 +35,10 @@ def solve_memory_optimal(problem: Problem) -> Plan:
 def solve_performance_optimal(problem: Problem) -> Plan:
     plan = static_plan(problem, "vdnn-all(p)", FEATURE_EXTRACTION_LAYERS, PERFORMANCE_OPTIMAL)
     return within_budget(plan, f"take algorithms with less workspace by 'vdnn-all(m)', or {_WAY_OUT}")
+
+
+STRATEGIES = (
+    Strategy("vdnn-all", solve, chooses_variants=True),
+    Strategy("vdnn-all(m)", solve_memory_optimal, chooses_variants=True),
+    Strategy("vdnn-all(p)", solve_performance_optimal, chooses_variants=True),
+)

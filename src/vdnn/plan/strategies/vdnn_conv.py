@@ -6,14 +6,15 @@ for. (m), (p) and the plain name choose algorithms as in `vdnn_all.py`.
 
 from __future__ import annotations
 
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import within_budget
+from vdnn.plan.strategies.strategy import Strategy
 from vdnn.plan.strategies.vdnn_policy import (
     CONV_LAYERS,
     MEMORY_OPTIMAL,
     PERFORMANCE_OPTIMAL,
     static_plan,
-    within_budget,
 )
 
 _WAY_OUT = "choose 'vdnn-all' or 'offload', which move more maps"
@@ -31,3 +32,10 @@ def solve_memory_optimal(problem: Problem) -> Plan:
 def solve_performance_optimal(problem: Problem) -> Plan:
     plan = static_plan(problem, "vdnn-conv(p)", CONV_LAYERS, PERFORMANCE_OPTIMAL)
     return within_budget(plan, f"take algorithms with less workspace by 'vdnn-conv(m)', or {_WAY_OUT}")
+
+
+STRATEGIES = (
+    Strategy("vdnn-conv", solve, chooses_variants=True),
+    Strategy("vdnn-conv(m)", solve_memory_optimal, chooses_variants=True),
+    Strategy("vdnn-conv(p)", solve_performance_optimal, chooses_variants=True),
+)

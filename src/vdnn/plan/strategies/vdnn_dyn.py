@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vdnn.plan.judge.infeasible import infeasible
 from vdnn.plan.model.actions import Decision
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import infeasible
+from vdnn.plan.strategies.strategy import Strategy
 from vdnn.plan.strategies.vdnn_policy import (
     CONV_LAYERS,
     FEATURE_EXTRACTION_LAYERS,
@@ -87,3 +88,6 @@ def _noted(number: int, what: str, plan: Plan) -> Plan:
     said = f"pass {number}: {what}"
     reasons = tuple(replace(decision, reason=f"{said}; {decision.reason}") for decision in plan.decisions)
     return replace(plan, decisions=reasons, note=f"vdnn-dyn {said}")
+
+
+STRATEGY = Strategy("vdnn-dyn", solve, chooses_variants=True)

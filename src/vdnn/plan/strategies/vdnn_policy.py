@@ -25,13 +25,12 @@ from dataclasses import dataclass
 
 from vdnn.ir import Graph
 from vdnn.known_ops.entry import LayerKind
-from vdnn.plan.judge.infeasible import infeasible
 from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.gaps import movable, uses
 from vdnn.plan.model.layers import Layer, layers
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.tier_room import Room
+from vdnn.plan.plan import Plan
 
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "m", "p"
 
@@ -45,14 +44,6 @@ Windows = dict[int, tuple[int, int]]
 def static_plan(problem: Problem, strategy: str, offloading: frozenset[LayerKind], algorithms: str) -> Plan:
     """The published plan, whatever the budget."""
     return Plan(problem, strategy, decisions(problem, offloading), variants(problem, algorithms))
-
-
-def within_budget(plan: Plan, way_out: str) -> Plan:
-    """The plan itself, or Infeasible: a static policy has nothing else to offer."""
-    budget_nbytes = plan.problem.budget_nbytes
-    if budget_nbytes is not None and plan.peak_nbytes > budget_nbytes:
-        raise infeasible(plan, way_out)
-    return plan
 
 
 def variants(problem: Problem, algorithms: str) -> dict[int, int]:

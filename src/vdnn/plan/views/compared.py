@@ -13,17 +13,17 @@ from functools import partial
 from time import perf_counter
 
 from vdnn.errors import Infeasible, InvalidInput
+from vdnn.plan.auto import auto_strategy
 from vdnn.plan.judge.validate import check
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import STRATEGIES
-from vdnn.plan.strategies.workspaces import solve_with_workspaces
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import STRATEGIES, solve_with_workspaces
 from vdnn.plan.views.plan_figures import Figures, figures, keep_all
 
 SHARES = (100, 75, 50, 35, 25)
 """Budgets of the Pareto table, in per cent of the keep-all peak; the smallest that can be met comes after them."""
 
-OPTIMISER = "auto"
+SWEPT_STRATEGY = auto_strategy.STRATEGY.name
 """Who is asked when budgets are swept."""
 
 

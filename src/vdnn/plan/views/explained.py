@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Drop, Encode, EncodeOffload, Offload, Recompute
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.plan.views.plan_figures import carried_nbytes
 from vdnn.units import format_nbytes
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from vdnn.ir import Graph, Op, Trait
 from vdnn.plan.model.actions import Action, Decision, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 from vdnn.units import format_nbytes
 
 

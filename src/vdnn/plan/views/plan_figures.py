@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.actions import EncodeOffload
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import solve
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve
 
 TRAVELS = frozenset({Kind.SEND, Kind.FETCH})
 

@@ -1,4 +1,4 @@
-"""The words for a budget that cannot be met.
+"""A budget that is met, or the words for one that cannot be.
 
 Enters: the smallest plan a strategy could make, still over its budget. Leaves: an `Infeasible` that says what was
 asked, what needs the most and when, what fills it, and the way out.
@@ -10,9 +10,9 @@ import numpy as np
 
 from vdnn.errors import Infeasible
 from vdnn.plan.judge.residency import Holdings, holdings
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.timeline import ROLES
+from vdnn.plan.plan import Plan
 from vdnn.units import format_nbytes
 
 MOST_NAMED = 6  # lines a person reads before looking at the sum
@@ -31,6 +31,14 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
         f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), or {way_out}.",
     ]
     return Infeasible("\n".join(lines), minimum_nbytes=plan.peak_nbytes)
+
+
+def within_budget(plan: Plan, way_out: str) -> Plan:
+    """The plan itself, or Infeasible: a static policy has nothing else to offer."""
+    budget_nbytes = plan.problem.budget_nbytes
+    if budget_nbytes is not None and plan.peak_nbytes > budget_nbytes:
+        raise infeasible(plan, way_out)
+    return plan
 
 
 def bounds_of_tiers(problem: Problem) -> str:

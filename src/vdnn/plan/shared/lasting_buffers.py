@@ -12,7 +12,7 @@ from __future__ import annotations
 from vdnn.ir import NO_USE
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.plan import Plan
 
 MIN_NBYTES = 1 << 20
 """Smaller buffers come from malloc's own heap, which does not return them to the system each time."""

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 from vdnn.ir import Role
 from vdnn.plan.judge.validate import check
-from vdnn.plan.model.plan import Plan
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import solve
-from vdnn.plan.strategies.workspaces import exact_only
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.workspaces import exact_only
+from vdnn.plan.strategy_table import solve
 
 
 def exact_counterpart(asked: Problem) -> Plan:

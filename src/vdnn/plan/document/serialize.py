@@ -18,17 +18,17 @@ from typing import Any
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.errors import ForeignPlan
 from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
-from vdnn.plan.files.graph_json import Json, Words, graph_from_json, graph_to_json, table
-from vdnn.plan.files.versions import made_with
+from vdnn.plan.document.graph_json import Json, Words, graph_from_json, graph_to_json, table
+from vdnn.plan.document.versions import made_with
 from vdnn.plan.model.actions import ACTIONS, Action, Decision
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.problem import DENSITY, Problem
 
 SCHEMA = "vdnn.plan"
 VERSION = 1
 
 
-def to_json(plan: Plan) -> Json:
+def to_json(plan: PlanData) -> Json:
     """The plan with its problem, in JSON's own types."""
     words = Words()
     body: Json = {
@@ -64,8 +64,8 @@ def to_json(plan: Plan) -> Json:
     return {"schema": SCHEMA, "version": VERSION, **body, "words": words.known()}
 
 
-def from_json(document: Json) -> Plan:
-    """The plan that `to_json` wrote; ForeignPlan when the document is not one."""
+def data_from_json(document: Json) -> PlanData:
+    """What `to_json` wrote; ForeignPlan when the document is not one."""
     _require_ours(document)
     try:
         word: Callable[[int], str] = document["words"].__getitem__
@@ -83,7 +83,7 @@ def from_json(document: Json) -> Plan:
         decisions = tuple(decision_from_json(d) for d in document["decisions"])
         chosen = dict(document.get("variants", ()))
         note, bound_s, made = document.get("note", ""), document.get("bound_s"), dict(document.get("made_with", {}))
-        return Plan(problem, document["strategy"], decisions, chosen, note, bound_s, made)
+        return PlanData(problem, document["strategy"], decisions, chosen, note, bound_s, made)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as broken:
         raise ForeignPlan(
             f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken"
@@ -91,22 +91,22 @@ def from_json(document: Json) -> Plan:
         ) from broken
 
 
-def save(plan: Plan, path: str | Path) -> Path:
+def save(plan: PlanData, path: str | Path) -> Path:
     """Write the plan to `path`; the path, for whoever writes about it."""
     path = Path(path)
     path.write_text(json.dumps(to_json(plan), separators=(",", ":")), encoding="utf-8")
     return path
 
 
-def load(path: str | Path) -> Plan:
-    """The plan that `save` wrote to `path`."""
+def data_in(path: str | Path) -> PlanData:
+    """What `save` wrote to `path`."""
     try:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as broken:  # both not JSON and not UTF-8
         raise ForeignPlan(
             f"{path} does not hold a plan: it is not JSON ({broken}). Plans are written by `plan.save(path)`."
         ) from broken
-    return from_json(document)
+    return data_from_json(document)
 
 
 def _require_ours(document: Any) -> None:

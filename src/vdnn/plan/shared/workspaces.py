@@ -1,11 +1,11 @@
 """Workspaces that take what is free: each op is computed in the fastest way that its free bytes allow.
 
-Enters: a problem and the name of a strategy, or a finished plan. Leaves: a plan with a variant chosen for every op
-that offers some. SuperNeurons (PPoPP 2018, section 3.5) puts tensors first and gives workspaces what is left. So do we:
-strategies plan with the smallest workspace of every op, and what their plan leaves free then buys speed. The one
-idea: a workspace exists at its own instruction only, so the choices do not touch each other.
+Enters: a finished plan, or a problem. Leaves: the plan with a variant chosen for every op that offers some.
+SuperNeurons (PPoPP 2018, section 3.5) puts tensors first and gives workspaces what is left. So do we: strategies plan
+with the smallest workspace of every op, and what their plan leaves free then buys speed. The one idea: a workspace
+exists at its own instruction only, so the choices do not touch each other.
 
-Strategies of the vDNN paper name the algorithms themselves; theirs stay.
+Strategies that choose variants themselves are left alone (`plan/strategy_table.py`).
 """
 
 from __future__ import annotations
@@ -13,24 +13,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vdnn.cost.table import OpCost
-from vdnn.plan.judge.schedule import Kind, schedule
-from vdnn.plan.model.bounds import smallest_costs
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.strategies import solve
-
-_CHOOSES_ITSELF = ("vdnn-", "auto", "greedy")
-"""How the names of strategies begin that say themselves which algorithm a convolution takes."""
-
-
-def solve_with_workspaces(problem: Problem, strategy: str) -> Plan:
-    """The strategy's plan at the smallest workspaces, then with the fastest variants that fit beside it."""
-    if not problem.variants or strategy.startswith(_CHOOSES_ITSELF):
-        return solve(problem, strategy)
-    lean = solve(replace(problem, costs=smallest_costs(problem)), strategy)
-    chosen = smallest_variants(problem) | dict(lean.variants)
-    asked = replace(lean.problem, costs=problem.costs)  # a strategy may have changed more of the problem
-    return fitting_variants(replace(lean, problem=asked, variants=chosen))
+from vdnn.plan.plan import Plan
 
 
 def fitting_variants(plan: Plan) -> Plan:
@@ -48,10 +33,10 @@ def fitting_variants(plan: Plan) -> Plan:
 
 
 def free_nbytes(plan: Plan, bound_nbytes: int) -> dict[int, int]:
-    """Of each op: the bytes that a workspace may take, whenever the op's op runs, be it again in backward."""
+    """Of each op: the bytes that a workspace may take, whenever the op runs, be it again in backward."""
     total = plan.timeline.total()
     free: dict[int, int] = {}
-    for position, instruction in enumerate(schedule(plan)):
+    for position, instruction in enumerate(plan.program):
         if instruction.kind in (Kind.RUN, Kind.REPLAY):
             there = bound_nbytes - int(total[position]) + plan.costs[instruction.op].workspace_nbytes
             free[instruction.op] = min(there, free.get(instruction.op, there))

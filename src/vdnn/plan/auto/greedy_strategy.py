@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vdnn.plan.model.plan import Plan
+from vdnn.plan.auto.candidates import Ground
+from vdnn.plan.auto.compose import compose
+from vdnn.plan.auto.greedy_choice import greedy
+from vdnn.plan.auto.program_data import Model
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
 from vdnn.plan.strategies import offload
+from vdnn.plan.strategies.strategy import Strategy
 
 NAME = "greedy"
 
 
 def solve(problem: Problem) -> Plan:
     """A plan within the budget, found in one pass; Infeasible with the smallest budget that offloading can meet."""
-    from vdnn.plan.auto.candidates import Ground
-    from vdnn.plan.auto.compose import compose
-    from vdnn.plan.auto.greedy_choice import greedy
-    from vdnn.plan.auto.program_data import Model
 
     kept = offload.keeping(problem, NAME)
     budget_nbytes = problem.budget_nbytes
@@ -34,3 +35,6 @@ def solve(problem: Problem) -> Plan:
         if plan.peak_nbytes <= budget_nbytes:
             return plan
     return replace(offload.solve(problem), strategy=NAME)
+
+
+STRATEGY = Strategy(NAME, solve, chooses_variants=True)

@@ -1,67 +1,39 @@
-"""A plan: the problem it answers and one decision per storage that is not simply kept.
+"""A plan: decisions with what follows from them, the program, the bytes and the seconds.
 
-Enters: decisions from a strategy. Leaves: figures (through the simulator), text, JSON. A plan carries its whole
-problem, so that it can be mailed to a colleague and re-checked there.
+Enters: decisions from a strategy. Leaves: figures (through the simulator), text, JSON. The data itself is `PlanData`;
+what is added here is found once and remembered.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from vdnn.cost.table import CostTable
-from vdnn.plan.model.actions import Decision
-from vdnn.plan.model.problem import Problem
+from vdnn.plan.document.serialize import save
+from vdnn.plan.judge.schedule import Instruction, schedule
+from vdnn.plan.judge.simulate import simulate
+from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.timeline import Timeline
 from vdnn.units import format_nbytes, format_seconds
 
-if TYPE_CHECKING:
-    from vdnn.plan.judge.schedule import Instruction
 
+class Plan(PlanData):
+    """The problem, one decision per storage that is not simply kept, and what the simulator says of them."""
 
-@dataclass(frozen=True)
-class Plan:
-    """`variants` maps a moment to the position of its chosen alternative among `problem.variants[moment]`; a moment
-    that is not listed costs what the problem's cost table says. `note` is what the strategy says about the plan as a
-    whole. `bound_s`: no plan of the kinds that the strategy looked at is faster within the budget; None: it did not
-    ask. `made_with` has the versions of the packages that a plan from a file was made with; it is empty for one made
-    here.
-    """
-
-    problem: Problem
-    strategy: str
-    decisions: tuple[Decision, ...] = ()
-    variants: Mapping[int, int] = field(default_factory=dict, hash=False)
-    note: str = ""
-    bound_s: float | None = None
-    made_with: Mapping[str, str] = field(default_factory=dict, compare=False)
-
-    @cached_property
-    def costs(self) -> CostTable:
-        """What each op costs under this plan."""
-        if not self.variants:
-            return self.problem.costs
-        costs = list(self.problem.costs.ops)
-        for moment, chosen in self.variants.items():
-            costs[moment] = self.problem.variants[moment][chosen]
-        return CostTable(tuple(costs))
+    @classmethod
+    def of(cls, data: PlanData) -> Plan:
+        """The same decisions, with their figures."""
+        return cls(data.problem, data.strategy, data.decisions, data.variants, data.note, data.bound_s, data.made_with)
 
     @cached_property
     def program(self) -> tuple[Instruction, ...]:
         """The plan written out. Simulator, rewriter and runtime all read it, and for 10^4 layers it takes a while."""
-        from vdnn.plan.judge.schedule import schedule
-
         return schedule(self)
 
     @cached_property
     def timeline(self) -> Timeline:
-        from vdnn.plan.judge.simulate import simulate
-
-        return simulate(self)
+        return simulate(self, self.program)
 
     @property
     def peak_nbytes(self) -> int:
@@ -108,6 +80,4 @@ class Plan:
 
     def save(self, path: str | Path) -> Path:
         """Write the plan with its problem as JSON."""
-        from vdnn.plan.files.serialize import save
-
         return save(self, path)

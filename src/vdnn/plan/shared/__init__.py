@@ -1,0 +1,1 @@
+"""What several strategies do alike, and what is read off a finished plan."""
