@@ -7,7 +7,7 @@ from vdnn.capture.ops.overloads import overload, overloads
 from vdnn.compile.forms.analysis import RULES
 from vdnn.compile.forms.rows import CHUNK_RULES
 from vdnn.known_ops import KNOWN_OPS, known
-from vdnn.known_ops.entry import FromBits, KnownOp
+from vdnn.known_ops.known_op import FromBits, KnownOp
 from vdnn.torch_private import OpOverload, schema_of
 
 

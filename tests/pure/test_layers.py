@@ -8,7 +8,7 @@ import pytest
 
 from pure import graphs
 from vdnn.ir import Graph, Role
-from vdnn.known_ops.entry import LayerKind
+from vdnn.known_ops.known_op import LayerKind
 from vdnn.papers.layer_network import Network
 from vdnn.plan.model.layers import Layer, kind_of, layers
 

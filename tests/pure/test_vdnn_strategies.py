@@ -11,7 +11,7 @@ from vdnn.cost.table import OpCost
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.ir import Graph, Need
-from vdnn.known_ops.entry import LayerKind
+from vdnn.known_ops.known_op import LayerKind
 from vdnn.papers.layer_network import Network
 from vdnn.plan import Drop, Offload, Plan, Problem, check, solve
 from vdnn.plan.model.layers import Layer

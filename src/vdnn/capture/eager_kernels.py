@@ -35,7 +35,7 @@ from vdnn.capture.ops.information import op_name
 from vdnn.capture.ops.overloads import overload, overloads
 from vdnn.errors import InexactTrace
 from vdnn.known_ops import KNOWN_OPS, known
-from vdnn.known_ops.entry import KernelLayout
+from vdnn.known_ops.known_op import KernelLayout
 from vdnn.torch_private import (
     FakeTensorMode,
     OpOverload,

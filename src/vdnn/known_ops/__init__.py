@@ -1,8 +1,8 @@
 """One table of ops: all that vdnn knows of an op by its name is one entry here. No torch, so planning reads it too.
 
 `known("relu").in_place` answers a question about one op, `names_of(lambda op: op.draws)` lists the ops of which
-something holds. Entries lie by kind in the files beside this one; `entry.py` says what each field means. To teach vdnn
-an op is to write its entry, or to add its name to a family of which the same is known.
+something holds. Entries lie by kind in the files beside this one; `known_op.py` says what each field means. To teach
+vdnn an op is to write its entry, or to add its name to a family of which the same is known.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from vdnn.known_ops import activations, arithmetic, creation, layers, losses, rearranging
-from vdnn.known_ops.entry import KnownOp
+from vdnn.known_ops import activations, arithmetic, creation, layer_ops, loss_ops, rearranging
+from vdnn.known_ops.known_op import KnownOp
 
-_FILES = (activations, losses, layers, arithmetic, rearranging, creation)
+_FILES = (activations, loss_ops, layer_ops, arithmetic, rearranging, creation)
 
 
 def _table() -> Mapping[str, KnownOp]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vdnn.known_ops.entry import SHAPE_OF_SELF, Fill, KnownOp, Linear, alike
+from vdnn.known_ops.known_op import SHAPE_OF_SELF, Fill, KnownOp, Linear, alike
 
 FILLED = (
     KnownOp("zeros", fill=Fill.ZEROS),

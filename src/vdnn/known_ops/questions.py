@@ -11,7 +11,7 @@ from math import isinf
 
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.ir import Detail, Need
-from vdnn.known_ops.entry import Arguments, Details, Needs
+from vdnn.known_ops.known_op import Arguments, Details, Needs
 
 
 def _test(test: Test, low: float, high: float, on: float, off: float) -> Detail:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vdnn.ir import Trait
-from vdnn.known_ops.entry import IN_PLACE, Checkpoint, KnownOp, Linear, LinearIfPut, Zeros, alike, same
+from vdnn.known_ops.known_op import IN_PLACE, Checkpoint, KnownOp, Linear, LinearIfPut, Zeros, alike, same
 
 VIEWS = (
     KnownOp("view", chunks="view", linear=Linear.IN_ITS_TENSOR),

@@ -2,7 +2,7 @@
 
 Enters: layer after layer. Leaves: a graph of one training step with one op per layer and direction. The one idea is the
 paper's (Wang et al., PPoPP 2018, section 3.1): a layer says which of its tensors each direction reads and writes, and
-all else follows. The lists are those that the authors' release registers. Unlike in `layers.py`
+all else follows. The lists are those that the authors' release registers. Unlike in `layer_network.py`
 
 - activations have a map of their own; only their gradient is written in place;
 - the backwards of pooling, of normalisation over channels and of activations read X and Y, that of batch

@@ -16,7 +16,7 @@ from vdnn.capture.nodes import arguments_of, tensor_of
 from vdnn.capture.ops.information import op_name
 from vdnn.ir import Detail
 from vdnn.known_ops import known
-from vdnn.known_ops.entry import FromBits, FromFactorBits, FromWindowIndices
+from vdnn.known_ops.known_op import FromBits, FromFactorBits, FromWindowIndices
 from vdnn.runtime.encoded_ops import masked_gradient, window_gradient
 from vdnn.torch_private import OpOverload
 

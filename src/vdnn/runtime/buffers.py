@@ -3,7 +3,7 @@
 Enters: a size. Leaves: a tensor of so many bytes; when the last reference to it is gone, its memory returns to the pool
 or to the system. The one idea: a large block that malloc returns to the system costs a page fault per 4 KiB when it is
 taken again, which is slower than encoding into it. Blocks are mapped with huge pages where the system has them, and a
-few stay in the pool: `plan/model/lasting_buffers.py` says whose, so that the peak stays what the plan says. A block
+few stay in the pool: `plan/shared/lasting_buffers.py` says whose, so that the peak stays what the plan says. A block
 waits for its own decision only: of two encodings of one size, the wrong one waiting would be there when the plan has no
 room for it.
 """

@@ -19,6 +19,7 @@ from vdnn.errors import LostHandle, Unsupported
 from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.model.findings import GradientError
 from vdnn.plan.model.timeline import Timeline
+from vdnn.plan.plan import Plan
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
 from vdnn.runtime.journeys import Journeys, trips_of

@@ -17,6 +17,7 @@ import numpy as np
 from vdnn.ir import Role
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.timeline import COMPUTE, ROLES, Lane, Timeline
+from vdnn.plan.plan import Plan
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import RememberedForward
 from vdnn.runtime.journeys import Journeys

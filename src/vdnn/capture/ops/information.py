@@ -20,7 +20,7 @@ from vdnn.capture.ops.overloads import base_name
 from vdnn.capture.ops.traits import needs_of
 from vdnn.ir import Detail, Information, Need
 from vdnn.known_ops import known
-from vdnn.known_ops.entry import Arguments, Fill, FromBits, FromWindowIndices
+from vdnn.known_ops.known_op import Arguments, Fill, FromBits, FromWindowIndices
 from vdnn.known_ops.questions import IS_SET
 from vdnn.torch_private import OpOverload, is_non_overlapping_and_dense, without_modes
 

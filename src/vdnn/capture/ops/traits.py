@@ -18,7 +18,7 @@ import torch
 from vdnn.capture.ops.overloads import base_name, overload
 from vdnn.ir import Trait
 from vdnn.known_ops import KNOWN_OPS, known
-from vdnn.known_ops.entry import Arguments, Needs
+from vdnn.known_ops.known_op import Arguments, Needs
 from vdnn.torch_private import OpOverload, schema_of
 
 KNOWN_NAMESPACES = frozenset({"aten", "prims"})

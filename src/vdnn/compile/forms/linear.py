@@ -17,7 +17,7 @@ from vdnn.capture.nodes import arguments_of, count_forward_outputs, is_getitem, 
 from vdnn.capture.ops.information import op_name
 from vdnn.capture.ops.traits import KNOWN_NAMESPACES
 from vdnn.known_ops import known
-from vdnn.known_ops.entry import Fill, Linear, LinearIfPut
+from vdnn.known_ops.known_op import Fill, Linear, LinearIfPut
 from vdnn.torch_private import OpOverload
 
 _SHORT_FLOATS = frozenset({torch.float16, torch.bfloat16})

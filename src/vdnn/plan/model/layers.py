@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vdnn.ir import Graph, Op, Role, Trait
 from vdnn.known_ops import known
-from vdnn.known_ops.entry import LayerKind
+from vdnn.known_ops.known_op import LayerKind
 
 _SHARED_BY_ALL = frozenset({Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE})  # says nothing about which layer reads
 

@@ -15,7 +15,7 @@ from math import prod
 
 from vdnn.ir import Graph, Op, Role, Trait
 from vdnn.known_ops import known
-from vdnn.known_ops.entry import Checkpoint
+from vdnn.known_ops.known_op import Checkpoint
 from vdnn.plan.model.gaps import uses
 from vdnn.plan.model.layers import base_name
 from vdnn.plan.model.replay import Replays

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from vdnn.ir import NO_USE, Graph, Information, Need, Op, Read, Trait
 from vdnn.known_ops import known
-from vdnn.known_ops.entry import Zeros
+from vdnn.known_ops.known_op import Zeros
 from vdnn.plan.model.gaps import movable, uses
 
 STATISTIC = 8

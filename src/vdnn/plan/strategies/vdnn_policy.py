@@ -24,7 +24,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from vdnn.ir import Graph
-from vdnn.known_ops.entry import LayerKind
+from vdnn.known_ops.known_op import LayerKind
 from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.gaps import movable, uses
 from vdnn.plan.model.layers import Layer, layers

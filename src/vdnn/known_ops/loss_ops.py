@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vdnn.known_ops.entry import GRAD_INPUT, SHAPE_OF_SELF, Checkpoint, KernelLayout, KnownOp, OutForm, alike
+from vdnn.known_ops.known_op import GRAD_INPUT, SHAPE_OF_SELF, Checkpoint, KernelLayout, KnownOp, OutForm, alike
 
 OPS = (
     *alike("nll_loss_forward nll_loss2d_forward", chunks="nll_loss", checkpoint=Checkpoint.ALWAYS, in_loss=True),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vdnn.ir import Need
-from vdnn.known_ops.entry import (
+from vdnn.known_ops.known_op import (
     SHAPE_OF_SELF,
     Checkpoint,
     FromWindowIndices,
