@@ -15,7 +15,7 @@ from random_examples import examples
 from vdnn.cost.table import CostTable
 from vdnn.ir import Graph, Need, Role
 from vdnn.plan import Encode, EncodeOffload, Instruction, Kind, Plan, schedule, simulate
-from vdnn.plan.shared.lasting_buffers import MIN_NBYTES, lasting_buffers
+from vdnn.plan.shared.lasting_buffers import MIN_POOLED_NBYTES, lasting_buffers
 
 thorough = examples(80)
 
@@ -23,10 +23,10 @@ thorough = examples(80)
 def enlarged(plan: Plan) -> Plan:
     """The plan with every byte a MiB, so that its encodings are worth keeping buffers for."""
     problem = plan.problem
-    storages = tuple(replace(s, nbytes=s.nbytes * MIN_NBYTES) for s in problem.graph.storages)
-    costs = tuple(replace(c, workspace_nbytes=c.workspace_nbytes * MIN_NBYTES) for c in problem.costs.ops)
+    storages = tuple(replace(s, nbytes=s.nbytes * MIN_POOLED_NBYTES) for s in problem.graph.storages)
+    costs = tuple(replace(c, workspace_nbytes=c.workspace_nbytes * MIN_POOLED_NBYTES) for c in problem.costs.ops)
     decisions = tuple(
-        replace(d, action=replace(d.action, nbytes=d.action.nbytes * MIN_NBYTES))
+        replace(d, action=replace(d.action, nbytes=d.action.nbytes * MIN_POOLED_NBYTES))
         if isinstance(d.action, Encode | EncodeOffload)
         else d
         for d in plan.decisions
@@ -85,7 +85,7 @@ def travelling(map_nbytes: int) -> Plan:
 
 
 def test_the_buffer_of_an_encoding_that_travels_does_not_wait_beside_the_peak() -> None:
-    plan = travelling(32 * MIN_NBYTES)
+    plan = travelling(32 * MIN_POOLED_NBYTES)
     assert max(held_nbytes(plan)) == plan.peak_nbytes
 
 
@@ -113,13 +113,13 @@ def lasting(map_nbytes: int, peak_nbytes: int) -> Counter[str]:
 
 
 def test_a_buffer_waits_where_the_plan_leaves_room() -> None:
-    assert lasting(32 * MIN_NBYTES, peak_nbytes=4) == {"a": 1}
+    assert lasting(32 * MIN_POOLED_NBYTES, peak_nbytes=4) == {"a": 1}
 
 
 def test_a_buffer_does_not_wait_where_the_step_is_at_its_peak_without_it() -> None:
     """While `make` runs, `w` and `a` are both there and fill the peak: one byte more would exceed it."""
-    assert lasting(32 * MIN_NBYTES, peak_nbytes=32 * MIN_NBYTES) == {}
+    assert lasting(32 * MIN_POOLED_NBYTES, peak_nbytes=32 * MIN_POOLED_NBYTES) == {}
 
 
 def test_a_small_buffer_never_waits() -> None:
-    assert lasting(32 * MIN_NBYTES - 32, peak_nbytes=4) == {}
+    assert lasting(32 * MIN_POOLED_NBYTES - 32, peak_nbytes=4) == {}

@@ -22,9 +22,9 @@ from vdnn.runtime.encodings import raw
 from vdnn.units import KiB, MiB
 
 LARGE_NBYTES, SMALL_NBYTES = 8 * MiB, 128 * KiB
-REPEATS = 5
+NUM_TRIALS = 5
 ABOVE_ZERO = (int(Test.ABOVE), 0.0, 0.0, 1.0, 0.0)
-DENSITY = 0.6  # room for half of the elements and then some
+TRIAL_DENSITY = 0.6  # room for half of the elements and then some
 
 
 def codec_speeds() -> tuple[CodecSpeed, ...]:
@@ -47,7 +47,7 @@ def _line(large_s: float, small_s: float) -> tuple[float, float]:
 
 def _seconds(run: Run) -> float:
     run()
-    return typical_s([lap(run) for _ in range(REPEATS)])
+    return typical_s([lap(run) for _ in range(NUM_TRIALS)])
 
 
 def _runs(name: str, nbytes: int) -> Iterator[Run]:
@@ -74,7 +74,7 @@ def _sample(name: str, nbytes: int) -> tuple[Codec, torch.Tensor]:
 def _detail(name: str) -> Detail:
     if name.endswith("mask"):
         return ABOVE_ZERO
-    return (DENSITY,) if name.startswith(("sparse", "csr")) else ()
+    return (TRIAL_DENSITY,) if name.startswith(("sparse", "csr")) else ()
 
 
 def _pooled(nbytes: int) -> tuple[Codec, torch.Tensor]:

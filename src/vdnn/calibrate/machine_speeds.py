@@ -1,11 +1,11 @@
-"""The speeds of this machine: arithmetic, memory, disk. `vdnn doctor` prints them; `detect.py` remembers the
-planner's own.
+"""The speeds of this machine: arithmetic, memory, disk. `vdnn doctor` prints them; `remembered_machine.py` remembers
+the planner's own.
 
 Enters: a directory for the disk tier and how large the trials may be. Leaves: `Measurements`, and from them a
 `Hardware` whose device tier is RAM. The one idea: measure what training does. Ops write their results to memory that
 is new to the process, and the page faults of that cost more than the copy, so the bandwidth of fresh memory is
 measured beside that of a buffer which exists already; and copies to and from the disk are timed beside compute, through
-the transfers that a step uses (`beside.py`).
+the transfers that a step uses (`copies_beside_compute.py`).
 """
 
 from __future__ import annotations

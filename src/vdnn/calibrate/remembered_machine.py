@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 _FILE = "machine-v2.json"  # a change in what is measured, or how, takes the next number
 
-Remembered = dict[str, Any]
+MachinesJson = dict[str, Any]
 """From a machine to its measurements, both as JSON."""
 
 
@@ -71,7 +71,7 @@ def _identity() -> str:
     return " | ".join(map(str, parts))
 
 
-def _load(path: Path) -> Remembered:
+def _load(path: Path) -> MachinesJson:
     """Nothing when there is no such file, or it cannot be read."""
     try:
         saved = json.loads(path.read_text())
@@ -83,7 +83,7 @@ def _load(path: Path) -> Remembered:
         return {}
 
 
-def _parsed(saved: Remembered, path: Path) -> Measurements | None:
+def _parsed(saved: MachinesJson, path: Path) -> Measurements | None:
     """None when this machine is not among them, or what is there does not read as measurements."""
     if _identity() not in saved:
         return None
@@ -94,7 +94,7 @@ def _parsed(saved: Remembered, path: Path) -> Measurements | None:
         return None
 
 
-def _save(path: Path, machines: Remembered) -> None:
+def _save(path: Path, machines: MachinesJson) -> None:
     """Whole or not at all: a reader never sees half a file."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -42,7 +42,7 @@ from vdnn.errors import Infeasible
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import is_in_backward, push_mode, without_torch_dispatch
 
-MIN_NBYTES = 4096  # a page, which is what disks move; torchtitan's offloading has the same bound
+MIN_MOVED_NBYTES = 4096  # a page, which is what disks move; torchtitan's offloading has the same bound
 WATCHED_FIRST = 2  # the second step has the optimizer state and the gradients that the first one left
 WATCH_EVERY = 64  # what changes around a model is noticed, for a sixty-fourth of what watching costs
 COUNT_EVERY = 8  # of watched steps, and each of the first eight: optimizer state may appear after some
@@ -202,7 +202,7 @@ class TensorCache:
             return False
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return False  # bits beside the memory that a layout does not carry
-        return tensor.untyped_storage().nbytes() >= MIN_NBYTES
+        return tensor.untyped_storage().nbytes() >= MIN_MOVED_NBYTES
 
     def _next_step(self, *, is_opening: bool) -> None:
         """A step ends when nothing is left of its graphs, or when the cache is opened again after a backward. One that

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from vdnn.plan.shared.lasting_buffers import MIN_NBYTES
+from vdnn.plan.shared.lasting_buffers import MIN_POOLED_NBYTES
 from vdnn.torch_private import without_torch_dispatch
 
 _HUGE_PAGES = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -33,7 +33,7 @@ class BufferPool:
         self._waiting: dict[int, mmap.mmap] = {}  # its pop and its setdefault are atomic
 
     def take(self, decision: int, nbytes: int, device: torch.device) -> torch.Tensor:
-        if device.type != "cpu" or nbytes < MIN_NBYTES:
+        if device.type != "cpu" or nbytes < MIN_POOLED_NBYTES:
             return torch.empty(nbytes, dtype=torch.uint8, device=device)
         block = self._waiting.pop(decision, None)
         block = _mapped(nbytes) if block is None else block

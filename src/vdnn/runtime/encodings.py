@@ -40,7 +40,7 @@ class Overflow:
 
 
 @dataclass(slots=True)
-class Found:
+class DataFindings:
     """What the data turned out to be, over all steps: per decision the largest density, and how often it did not
     fit."""
 
@@ -51,7 +51,7 @@ class Found:
 class Encodings:
     def __init__(self, plan: Plan, transfers: Callable[[], Transfers]) -> None:
         self.codecs = codecs_of(plan)
-        self.found = Found()
+        self.found = DataFindings()
         self._sizes = {
             position: decision.action.nbytes
             for position, decision in enumerate(plan.decisions)

@@ -101,8 +101,8 @@ class Job:
             self._is_done.set()
 
 
-class Line:
-    """Jobs in the order given, until their thread is done for: it closes the line first, so that no job is left in
+class JobQueue:
+    """Jobs in the order given, until their thread is done for: it closes the queue first, so that no job is left in
     it."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Line:
         self._is_closed = False
 
     def join(self, job: Job, thread: threading.Thread) -> bool:
-        """False when nobody will serve this line any more."""
+        """False when nobody will serve this queue any more."""
         with self._lock:
             if not self._is_closed:
                 job.begin_on(thread)
@@ -129,15 +129,15 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._line = Line()
+        self._queue = JobQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def submit(self, job: Job) -> None:
         with self._lock:
-            while not self._has_thread() or not self._line.join(job, self._started()):
-                self._line = Line()
-                self._thread = threading.Thread(target=_run_jobs, args=(self._line,), name=self.name, daemon=True)
+            while not self._has_thread() or not self._queue.join(job, self._started()):
+                self._queue = JobQueue()
+                self._thread = threading.Thread(target=_run_jobs, args=(self._queue,), name=self.name, daemon=True)
                 self._thread.start()
 
     def _has_thread(self) -> bool:
@@ -161,25 +161,25 @@ class Worker:
         with self._lock:
             thread, self._thread = self._thread, None
             if not finish:
-                _fail_rest(self._line.jobs)
-            self._line.jobs.put(None)
+                _fail_rest(self._queue.jobs)
+            self._queue.jobs.put(None)
         while thread is not None and thread.is_alive():
             thread.join(LIVENESS_S)
 
     def __del__(self) -> None:
         """The thread ends with its worker, also when nobody calls `stop`."""
-        self._line.jobs.put(None)
+        self._queue.jobs.put(None)
 
 
-def _run_jobs(line: Line) -> None:
+def _run_jobs(queue: JobQueue) -> None:
     """A function, not a method: a thread that waits for work keeps no tier alive."""
     job: Job | None = None
     try:
-        while (job := line.jobs.get()) is not None:
+        while (job := queue.jobs.get()) is not None:
             job.run()
             job = None
     finally:
-        line.close()
+        queue.close()
 
 
 def _fail_rest(jobs: SimpleQueue[Job | None]) -> None:

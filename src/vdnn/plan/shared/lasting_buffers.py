@@ -14,7 +14,7 @@ from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 
-MIN_NBYTES = 1 << 20
+MIN_POOLED_NBYTES = 1 << 20
 """Smaller buffers come from malloc's own heap, which does not return them to the system each time."""
 
 MAX_BUFFERS = 1000
@@ -27,7 +27,7 @@ def lasting_buffers(plan: Plan) -> frozenset[int]:
     candidates = {
         position: decision.action.nbytes
         for position, decision in enumerate(plan.decisions)
-        if isinstance(decision.action, Encode | EncodeOffload) and decision.action.nbytes >= MIN_NBYTES
+        if isinstance(decision.action, Encode | EncodeOffload) and decision.action.nbytes >= MIN_POOLED_NBYTES
     }
     if not candidates:
         return frozenset()

@@ -18,7 +18,7 @@ from vdnn.torch_private import without_torch_dispatch
 SAMPLES = 4096  # elements looked at; the standard error of a share is then below 0.8 %
 MARGIN = 0.04  # five standard errors: an encoding that does not fit was written for nothing
 MAX_DENSITY = 0.6  # of what a sparse encoding saves a third: less is not worth two passes over the data
-FLOATS = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+FLOAT_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _SAMPLED_AS = {4: torch.int32, 2: torch.int16}  # bits count, not values: a negative zero is kept
 
 
@@ -26,7 +26,7 @@ def exact_codec(flat: torch.Tensor, dtype: torch.dtype) -> Codec | None:
     with without_torch_dispatch():
         if dtype is torch.bool:
             return _bits(flat)
-        return _sparse(flat, FLOATS[dtype]) if dtype in FLOATS else None
+        return _sparse(flat, FLOAT_NAMES[dtype]) if dtype in FLOAT_NAMES else None
 
 
 def _bits(flat: torch.Tensor) -> Codec | None:

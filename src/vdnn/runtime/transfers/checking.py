@@ -24,7 +24,7 @@ import torch
 
 from vdnn.torch_private import TorchDispatchMode, schema_of, storage_id, tree_leaves
 
-Clock = dict[str, int]
+VectorClock = dict[str, int]
 
 
 @dataclass(eq=False)
@@ -32,7 +32,7 @@ class CheckedStream:
     """An actor. `clock[other]` is how many operations of `other` are certain to be done."""
 
     name: str
-    clock: Clock = field(default_factory=dict)
+    clock: VectorClock = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Access:
     is_write: bool
     words: str
 
-    def is_certain_in(self, clock: Clock) -> bool:
+    def is_certain_in(self, clock: VectorClock) -> bool:
         return clock.get(self.actor, 0) >= self.time
 
 
@@ -55,7 +55,7 @@ class CheckingOps:
 
     def __init__(self) -> None:
         self.violations: list[str] = []
-        self._hosts: dict[int, Clock] = {}  # thread -> what it has synchronized with
+        self._hosts: dict[int, VectorClock] = {}  # thread -> what it has synchronized with
         self._compute = CheckedStream("compute")
         self._num_streams = 0
         self._accesses: list[Access] = []
@@ -70,10 +70,10 @@ class CheckingOps:
         self._num_streams += 1
         return CheckedStream(f"side stream {self._num_streams}")
 
-    def record(self, stream: CheckedStream) -> Clock:
+    def record(self, stream: CheckedStream) -> VectorClock:
         return dict(stream.clock)
 
-    def wait(self, stream: CheckedStream, event: Clock) -> None:
+    def wait(self, stream: CheckedStream, event: VectorClock) -> None:
         _merge(stream.clock, event)
 
     def copy(self, stream: CheckedStream, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -84,7 +84,7 @@ class CheckingOps:
     def record_stream(self, tensor: torch.Tensor, stream: CheckedStream) -> None:
         self._kept_for.setdefault(tensor.untyped_storage().data_ptr(), []).append(stream)
 
-    def synchronize(self, event: Clock) -> None:
+    def synchronize(self, event: VectorClock) -> None:
         _merge(self._hosts.setdefault(threading.get_ident(), {}), event)
 
     # What a program does on the compute stream
@@ -123,7 +123,7 @@ class CheckingOps:
             or not (is_write or (access.actor == stream.name and not access.is_write))
         ]
 
-    def _check(self, clock: Clock, begin: int, end: int, words: str, *, is_write: bool) -> None:
+    def _check(self, clock: VectorClock, begin: int, end: int, words: str, *, is_write: bool) -> None:
         for earlier in self._accesses:
             if _overlaps(earlier, begin, end) and (is_write or earlier.is_write) and not earlier.is_certain_in(clock):
                 self.violations.append(
@@ -190,6 +190,6 @@ def _overlaps(access: Access, begin: int, end: int) -> bool:
     return access.begin < end and begin < access.end
 
 
-def _merge(clock: Clock, other: Clock) -> None:
+def _merge(clock: VectorClock, other: VectorClock) -> None:
     for actor, time in other.items():
         clock[actor] = max(clock.get(actor, 0), time)
