@@ -13,15 +13,15 @@ from equivalence import assert_measured_as_simulated, executors
 from torch import Tensor, nn
 
 import vdnn
+from vdnn.convolutions.compute import convolution, convolution_backward
+from vdnn.convolutions.ways import may_be_exact, parts
 from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import OpCall, OpVariant, measure, measure_variant, measure_variants, same_bits, undominated
 from vdnn.cost.op_memory import workspace_nbytes
-from vdnn.cost.op_variants import may_be_exact
 from vdnn.cost.table import OpCost
 from vdnn.errors import InvalidInput, Unsupported
 from vdnn.hardware.presets import preset
 from vdnn.plan.model.bounds import minimum_budget
-from vdnn.runtime.convolution_variants import compute_convolution, compute_convolution_backward, parts
 from vdnn.runtime.process_memory import in_child, peak_of
 
 FORWARD = ("channels_last", "chunks-2", "chunks-4", "chunks-16")
@@ -94,7 +94,7 @@ def forward(shape: Shape, variant: str, seed: int = 0) -> tuple[Any, Any]:
     images, weight, bias = tensors(shape, seed)
     expected = torch.ops.aten.convolution(images, weight, bias, *shape.geometry)
     layouts = [(tuple(expected.shape), expected.stride())]
-    return compute_convolution(variant, layouts, images, weight, bias, *shape.geometry), expected
+    return convolution(variant, layouts, images, weight, bias, *shape.geometry), expected
 
 
 def backward(shape: Shape, variant: str, seed: int = 0) -> tuple[Any, Any]:
@@ -104,7 +104,7 @@ def backward(shape: Shape, variant: str, seed: int = 0) -> tuple[Any, Any]:
     arguments = (gradient, images, weight, sizes, *shape.geometry, [True, True, shape.has_bias])
     expected = torch.ops.aten.convolution_backward(*arguments)
     layouts = [None if t is None else (tuple(t.shape), t.stride()) for t in expected]
-    return compute_convolution_backward(variant, layouts, *arguments), expected
+    return convolution_backward(variant, layouts, *arguments), expected
 
 
 def cases(shapes: tuple[Shape, ...]) -> list[Any]:
@@ -140,7 +140,7 @@ def in_chunks_of_several(shapes: tuple[Shape, ...]) -> list[Any]:
 
 @pytest.mark.parametrize(("run", "shape", "variant"), in_chunks_of_several(USUAL))
 def test_chunks_of_several_images_keep_every_bit(run: Any, shape: Shape, variant: str) -> None:
-    """The table of `cost/op_variants.py`."""
+    """The table of `convolutions/ways.py`."""
     assert same_bits(*run(shape, variant))
 
 
@@ -169,7 +169,7 @@ def test_sixteen_chunks_need_less_than_half_the_workspace() -> None:
     geometry = Shape(16, 16, 32, 32).geometry
     layouts = [((16, 32, 32, 32), (32768, 1024, 32, 1))]
     op = workspace_nbytes(lambda: torch.ops.aten.convolution(images, weight, None, *geometry))
-    chunks = workspace_nbytes(lambda: compute_convolution("chunks-16", layouts, images, weight, None, *geometry))
+    chunks = workspace_nbytes(lambda: convolution("chunks-16", layouts, images, weight, None, *geometry))
     assert chunks < op / 2
 
 

@@ -31,18 +31,20 @@ MAY_IMPORT = {
     "hardware": VOCABULARY,
     "codecs": VOCABULARY,
     "known_ops": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
-    "capture": VOCABULARY | {"codecs", "known_ops"},
-    "cost": VOCABULARY
-    | {"known_ops", "hardware", "capture", "rewrite", "runtime"},  # it measures calls as programs make them
+    "capture": VOCABULARY | {"known_ops"},
+    "convolutions": VOCABULARY | {"capture"},
+    "cost": VOCABULARY | {"known_ops", "hardware", "capture", "convolutions"},
     "plan": VOCABULARY | {"known_ops", "hardware", "cost", "codecs"},
     "report": VOCABULARY | {"plan"},
-    "runtime": VOCABULARY | {"plan", "codecs", "hardware"},  # tiers and links are described there
-    "rewrite": VOCABULARY | {"known_ops", "plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
+    "runtime": VOCABULARY | {"plan", "codecs", "hardware", "convolutions"},  # tiers and links are described there
+    "rewrite": VOCABULARY
+    | {"known_ops", "convolutions", "plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
     "eager": VOCABULARY | {"codecs", "runtime"},
     "calibrate": VOCABULARY | {"hardware", "codecs", "cost", "runtime"},
     "compile": VOCABULARY
     | {
         "known_ops",
+        "convolutions",
         "options",
         "capture",
         "cost",

@@ -18,13 +18,14 @@ import torch
 from torch import fx
 
 from vdnn.capture.lower import Lowered
-from vdnn.capture.nodes import tensor_of, value_of
+from vdnn.capture.nodes import op_of, tensor_of, value_of
 from vdnn.capture.ops.information import op_name
+from vdnn.convolutions.compute import COMPUTE
+from vdnn.convolutions.traced import variant_arguments, variants_of
+from vdnn.convolutions.ways import may_be_exact
 from vdnn.cost.measured import OpCall, OpVariant, Run
-from vdnn.cost.op_variants import may_be_exact, variants_of
 from vdnn.ir import Op, Trait
 from vdnn.known_ops import known
-from vdnn.rewrite.variant_calls import variant_alone
 from vdnn.torch_private import OpOverload
 
 
@@ -78,7 +79,7 @@ def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
 def _make_both(node: fx.Node, variant: str) -> tuple[Run, Run]:
     """A variant, and the op itself on the same inputs."""
     inputs = _Inputs(_both_signs_and_zeros)
-    function, arguments = variant_alone(node, variant)
+    function, arguments = COMPUTE[op_of(node)], variant_arguments(node, variant)
     args, kwargs, others = fx.map_arg((node.args, dict(node.kwargs), arguments), inputs.make)
     target: Any = node.target
     return lambda: function(*others), lambda: target(*args, **kwargs)

@@ -19,15 +19,16 @@ import torch
 from torch import fx
 
 from vdnn.capture.lower import Lowered
-from vdnn.capture.nodes import arguments_of, copy_meta, is_getitem, tensor_of, tensors_of
+from vdnn.capture.nodes import arguments_of, copy_meta, is_getitem, op_of, tensor_of, tensors_of
 from vdnn.capture.ops.traits import WITHOUT_UPDATES
+from vdnn.convolutions.traced import variant_arguments
 from vdnn.ir import NO_USE, Need, Read, Trait
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.rewrite.encoded_reads import from_encoding
-from vdnn.rewrite.variant_calls import variant_call
 from vdnn.runtime import running_step as runtime
+from vdnn.runtime.convolution_calls import IN_A_STEP
 from vdnn.runtime.random_states import random_state
 
 
@@ -202,8 +203,8 @@ class HalfWriter:
         variant = self._variant(moment)
         if not variant:
             return self.graph.node_copy(node, live.__getitem__)
-        function, arguments = variant_call(node, variant)
-        copy = self.graph.call_function(function, fx.map_arg(arguments, live.__getitem__))
+        arguments = fx.map_arg(variant_arguments(node, variant), live.__getitem__)
+        copy = self.graph.call_function(IN_A_STEP[op_of(node)], arguments)
         copy_meta(node, copy)
         return copy
 

@@ -20,7 +20,7 @@ from vdnn.compile.forms.accumulated import accumulate, can_accumulate
 from vdnn.compile.forms.analysis import batch_of
 from vdnn.compile.forms.chunked import Network, large_steps, splittable
 from vdnn.compile.forms.prepare import prepare
-from vdnn.compile.forms.split_backward import split_convolution_backwards, splits_any
+from vdnn.convolutions.split_backward import split_convolution_backwards, splits_any
 
 PARTS = (2, 4, 8)
 """Into how many chunks a batch is cut, at most one per sample."""

@@ -1,32 +1,27 @@
 """Convolutions computed another way: the same result in the traced layout, with less memory beside it.
 
-Enters: the arguments of `aten.convolution` or `aten.convolution_backward`, the name of a variant and the layouts of the
-results. Leaves: what the op itself returns. In the given layout oneDNN reorders images on the way in and out, into
-buffers as large as they are; the variants work on a part at a time, so that only that part is reordered. This is the
-CPU's side of SuperNeurons' dynamic workspaces (PPoPP 2018, section 3.5).
+Enters: a way (`ways.py`), the layouts of the results, and the arguments of `aten.convolution` or
+`aten.convolution_backward`. Leaves: what the op itself returns. The ways work on a part at a time, so that only that
+part is reordered. This is the CPU's side of SuperNeurons' dynamic workspaces (PPoPP 2018, section 3.5).
 
     channels_last   everything converted first and back afterwards: needs about as much, and is sometimes faster
     chunks-k        forward: the batch in k parts. Backward: the input's gradient in k parts of the batch, the weight's
                     whole, because the batch is what that one sums over
     slices-k        chunks-k, and the weight's gradient in k parts of its channels, of whichever side is larger
     sums-k          both gradients in k parts of the batch, the weight's added up: another order of summation
-
-Which of them an op offers, and which keep every bit, is said in `cost/op_variants.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from vdnn.runtime import running_step as steps
-from vdnn.torch_private import without_torch_dispatch
+from vdnn.convolutions.ways import CHANNELS_LAST, SLICES, SUMS, form_of, num_parts_of, parts
+from vdnn.torch_private import OpOverload
 
-GIVEN, CHANNELS_LAST, CHUNKS, SLICES, SUMS = "given", "channels_last", "chunks", "slices", "sums"
-
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
+ResultLayout = tuple[tuple[int, ...], tuple[int, ...]]
 """Shape and strides of one result."""
 
 Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
@@ -35,83 +30,61 @@ Gradients = tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
 _aten = torch.ops.aten
 
 
-def convolution(variant: str, layouts: Sequence[Layout | None], *arguments: Any) -> torch.Tensor:
-    """Called by generated code. A step that is watched sees one op with one result, as it would of the op itself."""
-    with without_torch_dispatch():
-        result = compute_convolution(variant, layouts, *arguments)
-    steps.made((result,))
-    return result
-
-
-def convolution_backward(variant: str, layouts: Sequence[Layout | None], *arguments: Any) -> Gradients:
-    """Called by generated code."""
-    with without_torch_dispatch():
-        gradients = compute_convolution_backward(variant, layouts, *arguments)
-    steps.made(gradients)
-    return gradients
-
-
-def compute_convolution(
-    variant: str,
-    layouts: Sequence[Layout | None],
+def convolution(
+    way: str,
+    layouts: Sequence[ResultLayout | None],
     images: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     *geometry: Any,
 ) -> torch.Tensor:
     (layout,) = layouts
-    if variant == CHANNELS_LAST:
+    if way == CHANNELS_LAST:
         return _laid_out(_aten.convolution(_converted(images), _converted(weight), bias, *geometry), layout)
     result = _empty(images, layout)
-    for part in parts(images.shape[0], _count(variant)):
+    for part in parts(images.shape[0], num_parts_of(way)):
         result[part].copy_(_aten.convolution(images[part], weight, bias, *geometry))
     return result
 
 
-def compute_convolution_backward(
-    variant: str,
-    layouts: Sequence[Layout | None],
+def convolution_backward(
+    way: str,
+    layouts: Sequence[ResultLayout | None],
     gradient: torch.Tensor,
     images: torch.Tensor,
     weight: torch.Tensor,
     *rest: Any,
 ) -> Gradients:
     *geometry, mask = rest
-    form = variant.partition("-")[0]
+    form = form_of(way)
     if form == CHANNELS_LAST:
         return _backward_in_channels_last(layouts, gradient, images, weight, geometry, mask)
     if form == SUMS:
-        return _backward_summed(_count(variant), layouts, gradient, images, weight, geometry, mask)
-    in_chunks = _input_gradient(_count(variant), layouts[0], gradient, images, weight, geometry) if mask[0] else None
+        return _backward_summed(num_parts_of(way), layouts, gradient, images, weight, geometry, mask)
+    in_chunks = _input_gradient(num_parts_of(way), layouts[0], gradient, images, weight, geometry) if mask[0] else None
     if form == SLICES:
-        return in_chunks, *_in_slices(_count(variant), layouts[1:], gradient, images, weight, geometry, mask[2])
+        return in_chunks, *_in_slices(num_parts_of(way), layouts[1:], gradient, images, weight, geometry, mask[2])
     _, of_weight, of_bias = _backward(gradient, images, weight, geometry, [False, *mask[1:]])
     return in_chunks, _laid_out(of_weight, layouts[1]), of_bias
 
 
-def parts(length: int, count: int) -> Iterator[slice]:
-    """At most `count` slices of nearly one size that cover `length`, none of them empty."""
-    size = -(-length // count)
-    return (slice(begin, min(begin + size, length)) for begin in range(0, length, size))
-
-
 def _input_gradient(
-    count: int,
-    layout: Layout | None,
+    num_parts: int,
+    layout: ResultLayout | None,
     gradient: torch.Tensor,
     images: torch.Tensor,
     weight: torch.Tensor,
     geometry: Sequence[Any],
 ) -> torch.Tensor:
     result = _empty(gradient, layout)
-    for part in parts(images.shape[0], count):
+    for part in parts(images.shape[0], num_parts):
         result[part].copy_(_backward(gradient[part], images[part], weight, geometry, [True, False, False])[0])
     return result
 
 
 def _in_slices(
-    count: int,
-    layouts: Sequence[Layout | None],
+    num_parts: int,
+    layouts: Sequence[ResultLayout | None],
     gradient: torch.Tensor,
     images: torch.Tensor,
     weight: torch.Tensor,
@@ -121,7 +94,7 @@ def _in_slices(
     """Each channel of a weight has its own sum: by channels of the output if that is larger, else of the input."""
     of_weight, of_bias = _empty(gradient, layouts[0]), _empty(gradient, layouts[1]) if has_bias else None
     by_output = gradient.numel() >= images.numel()
-    for part in parts(weight.shape[0 if by_output else 1], count):
+    for part in parts(weight.shape[0 if by_output else 1], num_parts):
         grad = gradient[:, part].contiguous() if by_output else gradient
         seen = images if by_output else images[:, part].contiguous()
         some = (part,) if by_output else (slice(None), part)
@@ -141,8 +114,8 @@ def _for_channels(geometry: Sequence[Any], gradient: torch.Tensor) -> Sequence[A
 
 
 def _backward_summed(
-    count: int,
-    layouts: Sequence[Layout | None],
+    num_parts: int,
+    layouts: Sequence[ResultLayout | None],
     gradient: torch.Tensor,
     images: torch.Tensor,
     weight: torch.Tensor,
@@ -152,7 +125,7 @@ def _backward_summed(
     of_input = _empty(gradient, layouts[0]) if mask[0] else None
     of_weight = _empty(gradient, layouts[1]).zero_() if mask[1] else None
     of_bias = _empty(gradient, layouts[2]).zero_() if mask[2] else None
-    for part in parts(images.shape[0], count):
+    for part in parts(images.shape[0], num_parts):
         found = _backward(gradient[part], images[part], weight, geometry, mask)
         if of_input is not None:
             of_input[part].copy_(found[0])
@@ -164,7 +137,7 @@ def _backward_summed(
 
 
 def _backward_in_channels_last(
-    layouts: Sequence[Layout | None],
+    layouts: Sequence[ResultLayout | None],
     gradient: torch.Tensor,
     images: torch.Tensor,
     weight: torch.Tensor,
@@ -190,17 +163,20 @@ def _converted(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous(memory_format=torch.channels_last)
 
 
-def _laid_out(tensor: Any, layout: Layout | None) -> Any:
+def _laid_out(tensor: Any, layout: ResultLayout | None) -> Any:
     """The tensor with the strides of the trace; itself where it has them already, or where there is none."""
     if tensor is None or layout is None or tensor.stride() == layout[1]:
         return tensor
     return _empty(tensor, layout).copy_(tensor)
 
 
-def _empty(like: torch.Tensor, layout: Layout | None) -> torch.Tensor:
+def _empty(like: torch.Tensor, layout: ResultLayout | None) -> torch.Tensor:
     assert layout is not None, "a result that is asked for has a layout"
     return torch.empty_strided(*layout, dtype=like.dtype, device=like.device)
 
 
-def _count(variant: str) -> int:
-    return int(variant.partition("-")[2])
+COMPUTE: Mapping[OpOverload, Callable[..., Any]] = {
+    _aten.convolution.default: convolution,
+    _aten.convolution_backward.default: convolution_backward,
+}
+"""Ops that can be computed in more than one way, and what computes them."""

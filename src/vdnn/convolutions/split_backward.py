@@ -1,6 +1,6 @@
 """The backward of a convolution as two calls: first the gradients of its weights, then that of its input.
 
-Enters: a joint graph. Leaves: the same graph in which no call makes both. The one idea: one call holds the input x, the
+Enters: a joint graph. Leaves: a copy of it in which no call makes both. The one idea: one call holds the input x, the
 gradient gy and the result gx at once, three maps of the largest layers. The weights' gradient reads x and gy, the
 input's reads gy and, of x, only the shape: after the first call x can go, and two maps are the most that a call holds.
 
@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from vdnn.capture.copied_graph import copy_of
-from vdnn.compile.forms.calls import Caller
+from vdnn.capture.nodes import copy_meta
 
 aten = torch.ops.aten
 
@@ -27,9 +27,8 @@ _MASK = -1  # the position of `output_mask`
 
 def split_convolution_backwards(joint: fx.GraphModule) -> fx.GraphModule:
     copy = copy_of(joint)
-    caller = Caller(copy.graph, copy.graph)
     for node in _asked_for_both(copy.graph):
-        _split(node, caller)
+        _split(node)
     return copy
 
 
@@ -43,24 +42,31 @@ def _asked_for_both(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in found if all(node.args[_MASK][:2])]
 
 
-def _split(node: fx.Node, caller: Caller) -> None:
+def _split(node: fx.Node) -> None:
     wants_bias = node.args[_MASK][2]  # type: ignore[index]
     with node.graph.inserting_before(node):
-        weights = _part(node, "weights", [False, True, wants_bias], caller)
-        results = {**weights, **_part(node, "input", [True, False, False], caller)}
+        weights = _part(node, "weights", [False, True, wants_bias])
+        results = {**weights, **_part(node, "input", [True, False, False])}
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         node.graph.erase_node(user)
     node.graph.erase_node(node)
 
 
-def _part(node: fx.Node, name: str, mask: list[Any], caller: Caller) -> dict[Any, fx.Node]:
+def _part(node: fx.Node, name: str, mask: list[Any]) -> dict[Any, fx.Node]:
     """A call for some of the results of `node`, and those that someone takes, by position. They are the same fake
     tensors as before, so that views of them are theirs."""
-    call = caller.like(node, node.target, *node.args[:_MASK], mask, name=f"{node.name}_{name}")
+    call = _like(node, node.target, (*node.args[:_MASK], mask), f"{node.name}_{name}")
     taken = {user.args[1]: user for user in node.users}
     return {
-        position: caller.like(taken[position], operator.getitem, call, position)
+        position: _like(taken[position], operator.getitem, (call, position))
         for position, wanted in enumerate(mask)
         if wanted and position in taken
     }
+
+
+def _like(node: fx.Node, target: Any, args: tuple[Any, ...], name: str | None = None) -> fx.Node:
+    """A call that returns what `node` returns."""
+    call = node.graph.create_node("call_function", target, args, {}, name)
+    copy_meta(node, call)
+    return call
