@@ -22,8 +22,8 @@ from vdnn.report.text import quiet_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
 
 COLUMNS = (">within", ">peak", ">saved", ">average", ">step time", ">loss", ">moved", ">FLOP again")
-ROOMY = frozenset({">within", ">saved", ">average"})  # what only a wide terminal shows
-WIDE = 104
+WIDE_ONLY = frozenset({">within", ">saved", ">average"})  # what only a wide terminal shows
+WIDE_COLUMNS = 104  # a terminal of so many has room for every column
 
 
 @takes(*(name for name in PLANNING if name != "strategy"), *IMAGES, after="batch", costs="roofline")
@@ -100,7 +100,7 @@ def _forms(budgets: Iterable[Row]) -> list[Text]:
 
 def _table(first: str, rows: Iterable[Row], width: int, without: Set[str] = frozenset()) -> Table:
     """A row per plan, or what there would have to be for one."""
-    hidden = without if width >= WIDE else without | ROOMY
+    hidden = without if width >= WIDE_COLUMNS else without | WIDE_ONLY
     columns = [column for column in COLUMNS if column not in hidden]
     table = quiet_table(first, *columns)
     for row in rows:

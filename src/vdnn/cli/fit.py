@@ -59,12 +59,12 @@ def fit(
         return planned(workload.step, workload.args, known, size)
 
     probes, interrupted = _probed(search, probe, most or LARGEST, Console(stderr=True, highlight=False, quiet=as_json))
-    found = Found(model, search, known, probes, interrupted, most or LARGEST, options.get("device") is None)
+    found = FitResult(model, search, known, probes, interrupted, most or LARGEST, options.get("device") is None)
     return Answer(found.record(), lambda width: found.view(), INTERRUPTED if interrupted else 0)
 
 
 @dataclass(frozen=True)
-class Search:
+class SizeSearch:
     """What is varied: `make(size)` is the training step of that size, `words(size)` what a person calls it in about so
     many `columns`."""
 
@@ -76,18 +76,18 @@ class Search:
     columns: int
 
 
-def batches(model: str) -> Search:
+def batches(model: str) -> SizeSearch:
     from vdnn.models import load, resolve
 
     smallest = getattr(resolve(model), "smallest_batch", 1)  # a user's own factory has none
-    return Search("batch", None, smallest, partial(load, model), lambda batch: f"batch {batch}", 12)
+    return SizeSearch("batch", None, smallest, partial(load, model), lambda batch: f"batch {batch}", 12)
 
 
-def depths(model: str, batch: int) -> Search:
+def depths(model: str, batch: int) -> SizeSearch:
     from vdnn.models import depth_of, make
 
     family = depth_of(model)
-    return Search(
+    return SizeSearch(
         family.what,
         batch,
         family.smallest,
@@ -98,7 +98,7 @@ def depths(model: str, batch: int) -> Search:
 
 
 def _probed(
-    search: Search, probe: Callable[[int], Probe], most: int, console: Console
+    search: SizeSearch, probe: Callable[[int], Probe], most: int, console: Console
 ) -> tuple[tuple[Probe, ...], bool]:
     """All probes, told as they come, and whether somebody stopped them. What was found by then is an answer too."""
     from vdnn.compile.fitting import largest_fitting
@@ -126,11 +126,11 @@ def outcome(probe: Probe) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class FitResult:
     """What came of a search. `is_here`: for this machine, whose ops can be measured."""
 
     model: str
-    search: Search
+    search: SizeSearch
     options: Options
     probes: tuple[Probe, ...]
     interrupted: bool

@@ -11,7 +11,7 @@ import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.markup import escape
-from rich.table import Table as View
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from vdnn.cli.answer import Answer
@@ -25,9 +25,9 @@ PAPERS = {
     "hybrid": "Hybrid parallelism: Pal et al., IEEE Micro 2019",
 }
 
-WIDE = 100  # columns: what lets every table have room between its columns
+WIDE_COLUMNS = 100  # columns: what lets every table have room between its columns
 
-SHORT = {
+SHORT_CERTAINTY = {
     Certainty.FOUND: "found",
     Certainty.SECOND_HAND: "second hand",
     Certainty.UNSURE: "unsure",
@@ -96,8 +96,10 @@ def _record(paper: str, tables: Sequence[Table]) -> dict[str, Any]:
 
 def _view(paper: str, tables: Sequence[Table], width: int) -> Iterator[RenderableType]:
     yield Text(PAPERS[paper], style="bold underline")
-    if width < WIDE:
-        yield Text("; ".join(f"{short}: {certainty}" for certainty, short in SHORT.items() if short != certainty))
+    if width < WIDE_COLUMNS:
+        yield Text(
+            "; ".join(f"{short}: {certainty}" for certainty, short in SHORT_CERTAINTY.items() if short != certainty)
+        )
     for table in tables:
         yield ""
         yield Text(table.title, style="bold")
@@ -107,10 +109,10 @@ def _view(paper: str, tables: Sequence[Table], width: int) -> Iterator[Renderabl
     yield ""
 
 
-def _grid(table: Table, width: int) -> View:
+def _grid(table: Table, width: int) -> RichTable:
     """A name is said once where it begins; letters lead to the reasons below."""
-    is_wide = width >= WIDE
-    grid = View(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1 if is_wide else 0, 0, 0))
+    is_wide = width >= WIDE_COLUMNS
+    grid = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1 if is_wide else 0, 0, 0))
     heads = (*table.what, *table.ours, *table.published, "how sure")
     lines = [_cells(row, is_wide, _letters(table)) for row in table.rows]
     widths = _widths([heads, *lines], width - (2 if is_wide else 1) * len(heads))
@@ -136,7 +138,7 @@ def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
 
 
 def _cells(row: Row, is_wide: bool, letters: dict[str, str]) -> list[str]:
-    sure = str(row.certainty) if is_wide else SHORT[row.certainty]
+    sure = str(row.certainty) if is_wide else SHORT_CERTAINTY[row.certainty]
     reason = f" ({letters[row.why]})" if row.why else ""
     return [*row.what, *(figure.text for figure in (*row.ours, *row.published)), sure + reason]
 

@@ -25,7 +25,7 @@ from vdnn.report.text import report_view
 from vdnn.units import format_seconds
 
 if TYPE_CHECKING:
-    from vdnn.cli.training import Run
+    from vdnn.cli.training import TrainingRun
     from vdnn.models import Workload
 
 SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
@@ -111,7 +111,7 @@ def _progress(enabled: bool) -> Progress:
     )
 
 
-def _record(name: str, batch: int, run: Run, report: Report, verify: bool) -> dict[str, Any]:
+def _record(name: str, batch: int, run: TrainingRun, report: Report, verify: bool) -> dict[str, Any]:
     verdict = {"equal": not run.differences, "num_compared": run.num_compared, "differences": list(run.differences)}
     return {
         "schema": "vdnn.train",
@@ -126,17 +126,17 @@ def _record(name: str, batch: int, run: Run, report: Report, verify: bool) -> di
     }
 
 
-def _view(run: Run, report: Report, verify: bool) -> RenderableType:
+def _view(run: TrainingRun, report: Report, verify: bool) -> RenderableType:
     parts: list[RenderableType] = [report_view(report), "", _losses(run)]
     return Group(*parts, _verdict(run)) if verify else Group(*parts)
 
 
-def _losses(run: Run) -> Text:
+def _losses(run: TrainingRun) -> Text:
     first, last = run.losses[0], run.losses[-1]
     return Text(f"{len(run.losses)} training steps, loss {first:.6f} -> {last:.6f}")
 
 
-def _verdict(run: Run) -> Text:
+def _verdict(run: TrainingRun) -> Text:
     """Equal, or the first differences by name. The first step is left out of the times: it holds the capture."""
     if run.differences:
         listed = "\n".join(f"    {difference}" for difference in run.differences[:SHOWN_DIFFERENCES])

@@ -1,8 +1,8 @@
 """The training loop of `vdnn train`, alone or beside a twin in plain PyTorch that has to agree bit for bit.
 
-Enters: a workload, the callable that runs its step, an optimizer. Leaves: a `Run` with losses, wall times and every
-difference that was found. The one idea of the comparison: both sides start each training step from the same state of
-the random generator and take it in turn, so a difference is found in the step that makes it.
+Enters: a workload, the callable that runs its step, an optimizer. Leaves: a `TrainingRun` with losses, wall times and
+every difference that was found. The one idea of the comparison: both sides start each training step from the same state
+of the random generator and take it in turn, so a difference is found in the step that makes it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vdnn.plan.model.optimizer_state import OPTIMIZERS
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TrainingRun:
     """What came of the steps. `num_compared` counts the tensors compared, `differences` names those that differ."""
 
     losses: tuple[float, ...]
@@ -69,7 +69,7 @@ def twin_of(workload: Workload, load_again: Callable[[], Workload], optimizer: s
     return Trainee(twin.model, twin.step, workload.args, make_optimizer(optimizer, twin.model, lr))
 
 
-def train_steps(trainee: Trainee, num_steps: int, on_step: Callable[[float], Any]) -> Run:
+def train_steps(trainee: Trainee, num_steps: int, on_step: Callable[[float], Any]) -> TrainingRun:
     """Train alone."""
     losses, times = [], []
     for _ in range(num_steps):
@@ -77,10 +77,10 @@ def train_steps(trainee: Trainee, num_steps: int, on_step: Callable[[float], Any
         losses.append(float(loss))
         times.append(seconds)
         on_step(losses[-1])
-    return Run(tuple(losses), tuple(times))
+    return TrainingRun(tuple(losses), tuple(times))
 
 
-def train_beside(trainee: Trainee, plain: Trainee, num_steps: int, on_step: Callable[[float], Any]) -> Run:
+def train_beside(trainee: Trainee, plain: Trainee, num_steps: int, on_step: Callable[[float], Any]) -> TrainingRun:
     """Train both, one step of each in turn, and compare everything after every step."""
     losses: list[float] = []
     times: list[tuple[float, float]] = []
@@ -98,7 +98,7 @@ def train_beside(trainee: Trainee, plain: Trainee, num_steps: int, on_step: Call
         on_step(losses[-1])
     differences = tuple(found for found in compared if found is not None)
     ours, theirs = zip(*times, strict=True)
-    return Run(tuple(losses), ours, theirs, len(compared), differences)
+    return TrainingRun(tuple(losses), ours, theirs, len(compared), differences)
 
 
 def _compare(

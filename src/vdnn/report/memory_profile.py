@@ -59,7 +59,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class LayerStash:
     """A module path with the bytes that its ops stash for backward, over `num_storages` storages."""
 
     module: str
@@ -98,7 +98,7 @@ class MemoryProfile:
     predicted: TimelineSummary
     residents: tuple[Resident, ...]
     num_residents: int
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerStash, ...]
     num_layers: int
     curve: Curve
     versions: Mapping[str, str]
@@ -150,7 +150,7 @@ def residents_at_peak(plan: Plan) -> tuple[Resident, ...]:
     )
 
 
-def stash_by_layer(graph: Graph) -> tuple[Layer, ...]:
+def stash_by_layer(graph: Graph) -> tuple[LayerStash, ...]:
     """Stashed bytes summed by the module whose op made them, largest first."""
     modules = _modules(graph)
     nbytes: dict[str, int] = {}
@@ -160,7 +160,7 @@ def stash_by_layer(graph: Graph) -> tuple[Layer, ...]:
         nbytes[module] = nbytes.get(module, 0) + graph.storages[storage].nbytes
         count[module] = count.get(module, 0) + 1
     ranked = sorted(nbytes, key=lambda module: -nbytes[module])
-    return tuple(Layer(module, nbytes[module], count[module]) for module in ranked)
+    return tuple(LayerStash(module, nbytes[module], count[module]) for module in ranked)
 
 
 def curve(timeline: Timeline, num_forward: int, max_columns: int = MAX_COLUMNS) -> Curve:

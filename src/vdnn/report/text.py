@@ -15,14 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from vdnn.ir import Role
-from vdnn.report.memory_profile import Layer, MemoryProfile
+from vdnn.report.memory_profile import LayerStash, MemoryProfile
 from vdnn.report.pieces import Piece, ReportData, TimelineSummary
 from vdnn.report.plot import SHADES, plot
 from vdnn.units import format_nbytes, format_seconds
 
 PLAIN_WIDTH = 80
 BAR_COLUMNS = 24
-WIDE = 110  # from here on a table can afford one more column
+WIDE_COLUMNS = 110  # from here on a table can afford one more column
 NAME_COLUMNS = 30
 GAPS = 20  # between five columns, and room for a longer cell in another row
 SHOWN_OPS = 4  # of those that are not exact: enough to see which; the record has all
@@ -100,7 +100,7 @@ def roles_table(summary: TimelineSummary) -> Table:
 
 def residents_table(profile: MemoryProfile, width: int = PLAIN_WIDTH) -> RenderableType:
     """The largest storages alive at the peak. A wide terminal also gets their names in the graph."""
-    has_names = width >= WIDE
+    has_names = width >= WIDE_COLUMNS
     table = quiet_table("made in", "role", ">shape", "dtype", ">bytes", *(["name"] if has_names else []))
     for resident in profile.residents:
         made_in = resident.module or resident.name
@@ -239,7 +239,7 @@ def _room_words(profile: MemoryProfile) -> str:
     return f"That is {peak / room:.1f}x the {format_nbytes(room)} of {profile.hardware}. "
 
 
-def _layer_row(layer: Layer, stashed_nbytes: int) -> tuple[str, str, str, str, str]:
+def _layer_row(layer: LayerStash, stashed_nbytes: int) -> tuple[str, str, str, str, str]:
     share = layer.stashed_nbytes / max(stashed_nbytes, 1)
     name = layer.module or "(outside any module)"
     return name, str(layer.num_storages), format_nbytes(layer.stashed_nbytes), f"{share:.1%}", bar(share, 16)
