@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from vdnn.compile.forms import analysis as analyses
 from vdnn.compile.forms.parts_writer import bounds_of
 from vdnn.compile.forms.prepare import prepare
-from vdnn.compile.forms.rows import Call, Rows, Split
+from vdnn.compile.forms.rows import Rows, Split, TracedCall
 from vdnn.ir import Graph
 
 Function = Callable[[Any, Tensor], Tensor]
@@ -132,7 +132,7 @@ def test_what_needs_all_samples_at_once_runs_whole(kind: str, monkeypatch: pytes
 
 
 def test_an_op_that_does_not_keep_its_rule_runs_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(call: Call) -> Split:
+    def wrong(call: TracedCall) -> Split:
         rows = call.rows("self")
         call.take(call["self"], rows)
         return call.split(Rows(1, 1))

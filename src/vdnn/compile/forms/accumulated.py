@@ -25,10 +25,10 @@ from vdnn.capture.nodes import is_tangent, set_phase, shape_of, tensor_of
 from vdnn.capture.ops.information import op_name
 from vdnn.compile.forms.analysis import Analysis
 from vdnn.compile.forms.calls import Caller
-from vdnn.compile.forms.chunked import Network, sample_nbytes, splittable
+from vdnn.compile.forms.chunked import ChunkedStep, sample_nbytes, splittable
 from vdnn.compile.forms.linear import is_linear_in_tangent
 from vdnn.compile.forms.mean_losses import CROSS_ENTROPIES
-from vdnn.compile.forms.stretches import Choice, Program, Stretch, schedule, writes_input
+from vdnn.compile.forms.stretches import ChosenOps, PartsProgram, Stretch, schedule, writes_input
 from vdnn.ir import Phase
 
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ _SMALL_SHARE = 1 / 8
 with the bits it has in one piece. In language models they are the largest tensor there is."""
 
 
-def can_accumulate(network: Network) -> bool:
+def can_accumulate(network: ChunkedStep) -> bool:
     """One scalar loss, nothing between its first op and its last gradient that needs all samples at once, and gradients
     that are linear in the one that arrives."""
     tangents = [node for node in network.joint.graph.find_nodes(op="placeholder") if is_tangent(node)]
@@ -48,7 +48,7 @@ def can_accumulate(network: Network) -> bool:
     return sum(isinstance(item, Stretch) for item in program) == 1 and is_linear_in_tangent(network.joint.graph)
 
 
-def accumulate(network: Network, parts: int, num_forward_outputs: int) -> fx.GraphModule:
+def accumulate(network: ChunkedStep, parts: int, num_forward_outputs: int) -> fx.GraphModule:
     writer = network.written(_program, parts)
     joint = writer.finish(network.joint)
     outputs: Any = joint.graph.output_node().args[0]
@@ -59,10 +59,10 @@ def accumulate(network: Network, parts: int, num_forward_outputs: int) -> fx.Gra
     return joint
 
 
-def _program(analysis: Analysis) -> tuple[Choice, Program]:
+def _program(analysis: Analysis) -> tuple[ChosenOps, PartsProgram]:
     """All ops in one go. Updates of inputs come last: until then everybody reads what was there before."""
     kept_whole = {*_small_losses(analysis), *_of_integers_alone(analysis)}
-    choice = Choice(analysis, {op for op in splittable(analysis) if op not in kept_whole})
+    choice = ChosenOps(analysis, {op for op in splittable(analysis) if op not in kept_whole})
     return choice, schedule(choice, sorted(analysis.ops, key=writes_input))
 
 

@@ -34,7 +34,7 @@ from vdnn.capture.nodes import (
 from vdnn.capture.ops.information import op_name
 from vdnn.capture.ops.traits import traits_of
 from vdnn.compile.forms import rules_of_layers, rules_of_math, rules_of_views  # noqa: F401 - they fill CHUNK_RULES
-from vdnn.compile.forms.rows import CHUNK_RULES, Call, ChunkRule, MixesSamples, Result, Rows, Split
+from vdnn.compile.forms.rows import CHUNK_RULES, ChunkRule, MixesSamples, Result, Rows, Split, TracedCall
 from vdnn.ir import Role, Trait
 from vdnn.known_ops import KNOWN_OPS
 from vdnn.torch_private import OpOverload
@@ -115,7 +115,7 @@ class Analysis:
             return None
         rule = rule_of(node)
         try:
-            split = rule(Call(node, self.rows, self.batch)) if rule is not None else None
+            split = rule(TracedCall(node, self.rows, self.batch)) if rule is not None else None
         except MixesSamples:
             return None
         return split if split is not None and self._is_possible(node, split) else None

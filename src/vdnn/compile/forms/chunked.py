@@ -18,19 +18,19 @@ from vdnn.capture.nodes import arguments_of, phase_of, storage_key, tensor_of, t
 from vdnn.capture.ops.traits import needs_of
 from vdnn.compile.forms.analysis import Analysis
 from vdnn.compile.forms.parts_writer import CannotSplit, PartsWriter, bounds_of
-from vdnn.compile.forms.prepare import Prepared
+from vdnn.compile.forms.prepare import PreparedJoint
 from vdnn.compile.forms.rows import Rows
-from vdnn.compile.forms.stretches import Choice, Program, Stretch, read_by_whole_ops, schedule, values_of
+from vdnn.compile.forms.stretches import ChosenOps, PartsProgram, Stretch, read_by_whole_ops, schedule, values_of
 from vdnn.ir import Need, Phase
 from vdnn.torch_private import OpOverload
 
 Chooser = Callable[[Analysis], Collection[fx.Node]]
 
 
-class Network:
+class ChunkedStep:
     """A prepared joint graph with its analysis."""
 
-    def __init__(self, prepared: Prepared, batch: int, plain: Sequence[InputInfo]) -> None:
+    def __init__(self, prepared: PreparedJoint, batch: int, plain: Sequence[InputInfo]) -> None:
         self.joint, self.batch, self._plain = prepared.joint, batch, plain
         self._counting = prepared.counting
         self.analysis = self._analysis()
@@ -38,7 +38,7 @@ class Network:
     def _analysis(self, barred: Iterable[fx.Node] = ()) -> Analysis:
         return Analysis(self.joint.graph, self.batch, self._plain, {*self._counting, *barred})
 
-    def written(self, program_of: Callable[[Analysis], tuple[Choice, Program]], parts: int) -> PartsWriter:
+    def written(self, program_of: Callable[[Analysis], tuple[ChosenOps, PartsProgram]], parts: int) -> PartsWriter:
         """The program, written for so many parts. Ops that turn out not to run in parts are barred, for this number of
         parts: a form must not depend on which others were made before. Every try bars one more op, so it ends."""
         analysis, barred = self.analysis, set[fx.Node]()
@@ -53,10 +53,10 @@ class Network:
     def in_chunks(self, choose: Chooser, parts: int) -> fx.GraphModule:
         """The chosen ops in chunks, forward first and then backward."""
 
-        def program_of(analysis: Analysis) -> tuple[Choice, Program]:
+        def program_of(analysis: Analysis) -> tuple[ChosenOps, PartsProgram]:
             phases = _phases(analysis.ops)
-            choice = Choice(analysis, choose(analysis))
-            choice = Choice(analysis, _worthwhile(choice, schedule(choice, *phases)))
+            choice = ChosenOps(analysis, choose(analysis))
+            choice = ChosenOps(analysis, _worthwhile(choice, schedule(choice, *phases)))
             return choice, schedule(choice, *phases)
 
         return self.written(program_of, parts).finish(self.joint)
@@ -67,7 +67,7 @@ def _phases(ops: Iterable[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
     return forward, [op for op in ops if phase_of(op) is Phase.BACKWARD]
 
 
-def _worthwhile(choice: Choice, program: Program) -> set[fx.Node]:
+def _worthwhile(choice: ChosenOps, program: PartsProgram) -> set[fx.Node]:
     """The ops of stretches that make at least one value of which nobody needs the whole. Others would save nothing."""
     copied = read_by_whole_ops(choice, program)
 

@@ -20,7 +20,7 @@ from vdnn.capture.nodes import arguments_of, is_getitem, op_of, set_value, shape
 from vdnn.capture.ops.information import op_name
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.rows import dims_of
-from vdnn.compile.forms.rules_of_layers import Reduction
+from vdnn.compile.forms.rules_of_layers import LossReduction
 from vdnn.known_ops import names_of
 from vdnn.torch_private import schema_of
 
@@ -49,7 +49,7 @@ def sum_instead_of_mean(graph: fx.Graph) -> set[fx.Node]:
 
 
 def _is_mean(node: fx.Node) -> bool:
-    return bool(arguments_of(node)["reduction"] == Reduction.MEAN)
+    return bool(arguments_of(node)["reduction"] == LossReduction.MEAN)
 
 
 def _replace(node: fx.Node, by: fx.Node) -> None:
@@ -63,7 +63,7 @@ def _count_first(node: fx.Node, caller: Caller) -> set[fx.Node]:
     """Cross entropy: the total weight from the targets, then the sum of losses, then their quotient."""
     arguments = arguments_of(node)
     total, counting = _total_weight(node, arguments, caller)
-    reduction = int(Reduction.SUM) if _is_mean(node) else arguments["reduction"]
+    reduction = int(LossReduction.SUM) if _is_mean(node) else arguments["reduction"]
     values = [*node.args[:3], reduction, arguments["ignore_index"]]
     losses = caller.call(node, node.target, *values, name=f"{node.name}_sum")
     for user in [user for user in list(node.users) if is_getitem(user)]:
@@ -113,7 +113,7 @@ def _backward_of_sum(node: fx.Node, caller: Caller) -> fx.Node:
 def _with_sum(node: fx.Node) -> list[Any]:
     """The positional arguments with another reduction."""
     arguments = arguments_of(node)
-    return [int(Reduction.SUM) if name == "reduction" else arguments[name] for name in _positional(node)]
+    return [int(LossReduction.SUM) if name == "reduction" else arguments[name] for name in _positional(node)]
 
 
 def _other_options(node: fx.Node) -> dict[str, Any]:

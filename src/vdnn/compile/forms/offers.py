@@ -18,7 +18,7 @@ from vdnn.capture.lower import InputInfo
 from vdnn.capture.nodes import tensors_of
 from vdnn.compile.forms.accumulated import accumulate, can_accumulate
 from vdnn.compile.forms.analysis import batch_of
-from vdnn.compile.forms.chunked import Network, large_steps, splittable
+from vdnn.compile.forms.chunked import ChunkedStep, large_steps, splittable
 from vdnn.compile.forms.prepare import prepare
 from vdnn.convolutions.split_backward import split_convolution_backwards, splits_any
 
@@ -55,7 +55,7 @@ def forms(
     if exact or batch < 2 or _computes_in_short_floats(joint.graph):
         return
 
-    network = Network(prepare(split_convolution_backwards(joint)), batch, plain)
+    network = ChunkedStep(prepare(split_convolution_backwards(joint)), batch, plain)
     if not splittable(network.analysis):
         return
     if can_accumulate(network):
@@ -73,10 +73,10 @@ def _computes_in_short_floats(graph: fx.Graph) -> bool:
     return any(tensor is not None and tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors)
 
 
-def _large_steps(network: Network, parts: int) -> fx.GraphModule:
+def _large_steps(network: ChunkedStep, parts: int) -> fx.GraphModule:
     """All steps but those that are small next to the largest one's chunk."""
     return network.in_chunks(partial(large_steps, share=_LEFT_WHOLE / parts), parts)
 
 
-def _all_steps(network: Network, parts: int) -> fx.GraphModule:
+def _all_steps(network: ChunkedStep, parts: int) -> fx.GraphModule:
     return network.in_chunks(splittable, parts)

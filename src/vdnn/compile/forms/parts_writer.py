@@ -24,7 +24,7 @@ from torch import fx
 from vdnn.capture.nodes import is_getitem, op_of, tensor_of, tensors_of
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.rows import Result, Rows, Split
-from vdnn.compile.forms.stretches import Choice, Program, Stretch, producer, read_by_whole_ops, values_of
+from vdnn.compile.forms.stretches import ChosenOps, PartsProgram, Stretch, producer, read_by_whole_ops, values_of
 from vdnn.torch_private import contiguous_strides, is_non_overlapping_and_dense, schema_of
 
 aten = torch.ops.aten
@@ -51,7 +51,7 @@ class PartsWriter:
     """The graph being written. `whole` and `parts` find what a traced node has become; `_here`, parts that are read in
     the stretch being written and not after it."""
 
-    def __init__(self, choice: Choice, program: Program, bounds: Bounds) -> None:
+    def __init__(self, choice: ChosenOps, program: PartsProgram, bounds: Bounds) -> None:
         self.choice, self.analysis, self.bounds = choice, choice.analysis, bounds
         self.graph = fx.Graph()
         self.whole: dict[fx.Node, fx.Node] = {}

@@ -27,20 +27,20 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedJoint:
     """A copy of the joint graph, and the nodes of it that run on the whole batch before anything else."""
 
     joint: fx.GraphModule
     counting: frozenset[fx.Node]
 
 
-def prepare(joint: fx.GraphModule) -> Prepared:
+def prepare(joint: fx.GraphModule) -> PreparedJoint:
     copy = copy_of(joint)
     remove_detaches(copy.graph)
     draw_random_numbers_in_place(copy.graph)
     _draw_into_constants(copy.graph)
     separate_phases(copy.graph)
-    return Prepared(copy, frozenset(sum_instead_of_mean(copy.graph)))
+    return PreparedJoint(copy, frozenset(sum_instead_of_mean(copy.graph)))
 
 
 def _draw_into_constants(graph: fx.Graph) -> None:

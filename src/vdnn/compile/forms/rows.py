@@ -58,7 +58,7 @@ class Split:
     sizes: Mapping[str, Rows]
 
 
-class Call:
+class TracedCall:
     """One call, as rules look at it. `take` and `whole` say how an argument is read, or raise `MixesSamples`."""
 
     def __init__(self, node: fx.Node, known: Mapping[fx.Node, Rows], batch: int) -> None:
@@ -137,7 +137,7 @@ class Call:
         return self.split(*(None if tensor is None else rows for tensor in self.results), sizes=sizes)
 
 
-ChunkRule = Callable[[Call], Split]
+ChunkRule = Callable[[TracedCall], Split]
 
 CHUNK_RULES: dict[str, ChunkRule] = {}
 """By the name under which the table of ops knows them. `rules_of_*.py` write them."""

@@ -1,17 +1,17 @@
 """Rules of arithmetic: elementwise ops, reductions, matrix products.
 
-Enters: a `Call`. Leaves: its `Split`. Elementwise ops keep rows where they are. A reduction over other dims does too; a
-sum over the batch is the sum of the parts' sums, and so is a matrix product that contracts over it: the gradient of a
-linear layer's weight.
+Enters: a `TracedCall`. Leaves: its `Split`. Elementwise ops keep rows where they are. A reduction over other dims does
+too; a sum over the batch is the sum of the parts' sums, and so is a matrix product that contracts over it: the gradient
+of a linear layer's weight.
 """
 
 from __future__ import annotations
 
-from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, Total, chunk_rule, dims_of, only, require
+from vdnn.compile.forms.rows import MixesSamples, Rows, Split, Total, TracedCall, chunk_rule, dims_of, only, require
 
 
 @chunk_rule
-def elementwise(call: Call) -> Split:
+def elementwise(call: TracedCall) -> Split:
     """Of any number of arguments that are broadcast against each other."""
     ndim = call.result.ndim
     found = ((rows, len(call.shape(source))) for source in call.sources if (rows := call.known(source)))
@@ -22,7 +22,7 @@ def elementwise(call: Call) -> Split:
 
 
 @chunk_rule
-def over_rows(call: Call) -> Split:
+def over_rows(call: TracedCall) -> Split:
     """Ops that read along a dim and keep all dims: softmax and its backward, cumulative sums, sorting."""
     rows = only(found for found in map(call.known, call.sources) if found)
     for source in call.sources:
@@ -34,7 +34,7 @@ def over_rows(call: Call) -> Split:
 
 
 @chunk_rule
-def triangle(call: Call) -> Split:
+def triangle(call: TracedCall) -> Split:
     rows = call.rows("self")
     call.take(call["self"], rows)
     if rows.dim >= call.result.ndim - 2:
@@ -43,7 +43,7 @@ def triangle(call: Call) -> Split:
 
 
 @chunk_rule
-def reduce(call: Call) -> Split:
+def reduce(call: TracedCall) -> Split:
     """Over dims that are not the batch."""
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
@@ -55,7 +55,7 @@ def reduce(call: Call) -> Split:
 
 
 @chunk_rule
-def add_up(call: Call) -> Split:
+def add_up(call: TracedCall) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     if rows.dim not in dims_of(call["dim"], ndim):
         return reduce(call)
@@ -64,7 +64,7 @@ def add_up(call: Call) -> Split:
 
 
 @chunk_rule
-def product(call: Call) -> Split:
+def product(call: TracedCall) -> Split:
     """`mm` and `bmm`, with the rows in either factor, in a dim of the result or in the one that is contracted."""
     second = call["mat2"]
     found = _rows_of_product(call, call["self"], second)
@@ -74,7 +74,7 @@ def product(call: Call) -> Split:
 
 
 @chunk_rule
-def add_to_product(call: Call) -> Split:
+def add_to_product(call: TracedCall) -> Split:
     """`addmm` and `baddbmm`. What is added would be added once per part if the batch were contracted."""
     names = ("mat1", "mat2") if call["mat1"] is not None else ("batch1", "batch2")
     rows = require(_rows_of_product(call, *(call[name] for name in names)))
@@ -82,7 +82,7 @@ def add_to_product(call: Call) -> Split:
     return call.split(rows)
 
 
-def _rows_of_product(call: Call, first: object, second: object) -> Rows | None:
+def _rows_of_product(call: TracedCall, first: object, second: object) -> Rows | None:
     """Where the result has the rows; None where it sums over them. Both factors have the dims of the result."""
     left, right, ndim = call.known(first), call.known(second), call.result.ndim
     column, row = ndim - 1, ndim - 2

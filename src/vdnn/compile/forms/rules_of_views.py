@@ -1,18 +1,19 @@
 """Rules of ops that rearrange: where the rows of samples are after a view, a permutation, a concatenation.
 
-Enters: a `Call`. Leaves: its `Split`. A view that merges the batch with a dim behind it, (batch, tokens, channels) to
-(batch * tokens, channels), leaves every sample its own rows; one that merges it with a dim in front of it does not.
+Enters: a `TracedCall`. Leaves: its `Split`. A view that merges the batch with a dim behind it, (batch, tokens,
+channels) to (batch * tokens, channels), leaves every sample its own rows; one that merges it with a dim in front of it
+does not.
 """
 
 from __future__ import annotations
 
 from math import prod
 
-from vdnn.compile.forms.rows import Call, MixesSamples, Rows, Split, chunk_rule, dims_of, only, require
+from vdnn.compile.forms.rows import MixesSamples, Rows, Split, TracedCall, chunk_rule, dims_of, only, require
 
 
 @chunk_rule
-def view(call: Call) -> Split:
+def view(call: TracedCall) -> Split:
     if call["size"] is None:  # as another dtype
         raise MixesSamples
     rows, shape, result = call.rows("self"), call.shape(call["self"]), tuple(call.result.shape)
@@ -27,14 +28,14 @@ def view(call: Call) -> Split:
 
 
 @chunk_rule
-def permute(call: Call) -> Split:
+def permute(call: TracedCall) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
     return call.split(rows.moved(dims_of(call["dims"], ndim).index(rows.dim)))
 
 
 @chunk_rule
-def transpose(call: Call) -> Split:
+def transpose(call: TracedCall) -> Split:
     """`t` is the transpose of two dims."""
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
@@ -45,7 +46,7 @@ def transpose(call: Call) -> Split:
 
 
 @chunk_rule
-def unsqueeze(call: Call) -> Split:
+def unsqueeze(call: TracedCall) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
     (dim,) = dims_of(call["dim"], ndim + 1)
@@ -53,7 +54,7 @@ def unsqueeze(call: Call) -> Split:
 
 
 @chunk_rule
-def squeeze(call: Call) -> Split:
+def squeeze(call: TracedCall) -> Split:
     rows, shape = call.rows("self"), call.shape(call["self"])
     call.take(call["self"], rows)
     removed = [dim for dim in dims_of(call["dim"], len(shape)) if shape[dim] == 1]
@@ -61,7 +62,7 @@ def squeeze(call: Call) -> Split:
 
 
 @chunk_rule
-def expand(call: Call) -> Split:
+def expand(call: TracedCall) -> Split:
     rows = call.rows("self")
     call.take(call["self"], rows)
     found = rows.moved(rows.dim + len(call["size"]) - len(call.shape(call["self"])))
@@ -69,7 +70,7 @@ def expand(call: Call) -> Split:
 
 
 @chunk_rule
-def repeat(call: Call) -> Split:
+def repeat(call: TracedCall) -> Split:
     rows = call.rows("self")
     call.take(call["self"], rows)
     dim = rows.dim + len(call["repeats"]) - len(call.shape(call["self"]))
@@ -79,7 +80,7 @@ def repeat(call: Call) -> Split:
 
 
 @chunk_rule
-def part(call: Call) -> Split:
+def part(call: TracedCall) -> Split:
     """`slice`, and `split` into several. Along the batch only if nothing is cut off."""
     rows, shape = call.rows("self"), call.shape(call["self"])
     call.take(call["self"], rows)
@@ -90,7 +91,7 @@ def part(call: Call) -> Split:
 
 
 @chunk_rule
-def select(call: Call) -> Split:
+def select(call: TracedCall) -> Split:
     """`select` takes one index of a dim, `unbind` every one."""
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
@@ -101,7 +102,7 @@ def select(call: Call) -> Split:
 
 
 @chunk_rule
-def slice_backward(call: Call) -> Split:
+def slice_backward(call: TracedCall) -> Split:
     rows = call.rows("grad_output")
     call.take(call["grad_output"], rows)
     (dim,) = dims_of(call["dim"], len(call["input_sizes"]))
@@ -111,7 +112,7 @@ def slice_backward(call: Call) -> Split:
 
 
 @chunk_rule
-def select_backward(call: Call) -> Split:
+def select_backward(call: TracedCall) -> Split:
     rows = call.rows("grad_output")
     call.take(call["grad_output"], rows)
     (dim,) = dims_of(call["dim"], len(call["input_sizes"]))
@@ -120,7 +121,7 @@ def select_backward(call: Call) -> Split:
 
 
 @chunk_rule
-def put_part(call: Call) -> Split:
+def put_part(call: TracedCall) -> Split:
     """`slice_scatter` and `select_scatter`: a copy with a part of another dim replaced."""
     rows, ndim = only(filter(None, [call.known(call["self"])])), len(call.shape(call["self"]))
     call.take(call["self"], rows)
@@ -133,7 +134,7 @@ def put_part(call: Call) -> Split:
 
 
 @chunk_rule
-def concatenate(call: Call) -> Split:
+def concatenate(call: TracedCall) -> Split:
     rows = only(found for found in map(call.known, call["tensors"]) if found)
     for tensor in call["tensors"]:
         call.take(tensor, rows)
@@ -144,7 +145,7 @@ def concatenate(call: Call) -> Split:
 
 
 @chunk_rule
-def stack(call: Call) -> Split:
+def stack(call: TracedCall) -> Split:
     rows = only(found for found in map(call.known, call["tensors"]) if found)
     for tensor in call["tensors"]:
         call.take(tensor, rows)
@@ -153,7 +154,7 @@ def stack(call: Call) -> Split:
 
 
 @chunk_rule
-def pad(call: Call) -> Split:
+def pad(call: TracedCall) -> Split:
     rows, ndim = call.rows("self"), len(call.shape(call["self"]))
     call.take(call["self"], rows)
     last = 2 * (ndim - 1 - rows.dim)  # paddings are listed from the last dim on
@@ -163,7 +164,7 @@ def pad(call: Call) -> Split:
 
 
 @chunk_rule
-def new_like(call: Call) -> Split:
+def new_like(call: TracedCall) -> Split:
     """A constant of a size that is written out: with rows where the tensor has them whose dtype it takes."""
     rows = require(call.known(call["self"]))
     call.take(call["self"], rows)

@@ -29,11 +29,11 @@ class Stretch:
     ops: tuple[fx.Node, ...]
 
 
-Program = list[fx.Node | Stretch]
+PartsProgram = list[fx.Node | Stretch]
 
 
 @dataclass
-class Choice:
+class ChosenOps:
     """An analysis, and the ops of it that run in parts."""
 
     analysis: Analysis
@@ -80,8 +80,8 @@ def values_of(op: fx.Node) -> list[fx.Node]:
 
 @dataclass
 class _Scheduler:
-    choice: Choice
-    program: Program = field(default_factory=list)
+    choice: ChosenOps
+    program: PartsProgram = field(default_factory=list)
     open: dict[fx.Node, None] = field(default_factory=dict)
     waiting: dict[fx.Node, None] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ def writes_input(op: fx.Node) -> bool:
     return Trait.IN_PLACE in traits_of(op.target) and any(n.op == "placeholder" for n in op.all_input_nodes)
 
 
-def schedule(choice: Choice, *phases: Iterable[fx.Node]) -> Program:
+def schedule(choice: ChosenOps, *phases: Iterable[fx.Node]) -> PartsProgram:
     """The ops of each phase in turn. No stretch reaches from one into the next."""
     scheduler = _Scheduler(choice)
     for ops in phases:
@@ -127,7 +127,7 @@ def schedule(choice: Choice, *phases: Iterable[fx.Node]) -> Program:
     return scheduler.program
 
 
-def read_by_whole_ops(choice: Choice, program: Program) -> set[fx.Node]:
+def read_by_whole_ops(choice: ChosenOps, program: PartsProgram) -> set[fx.Node]:
     """Values made in parts that somebody reads whole: whole ops, the caller, and views of other rows."""
     ops = [op for item in program for op in (item.ops if isinstance(item, Stretch) else (item,))]
     ops.append(choice.analysis.graph.output_node())
