@@ -7,7 +7,7 @@ has its shape, so its gradient is the op's own, element by element, with the str
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -23,6 +23,16 @@ BITS = {torch.float32: torch.int32, torch.float64: torch.int64, torch.bfloat16: 
 def with_shift(function: Callable[..., Any], like: Tensor, **parts: nn.Module) -> nn.Module:
     """`function(parts, input + shift)`, where the shift is zero and has a gradient."""
     return Using(lambda self, x: function(self, x + self.shift), shift=nn.Parameter(torch.zeros_like(like)), **parts)
+
+
+def together(functions: Mapping[str, Callable[..., Any]], like: Tensor) -> nn.Module:
+    """Many functions in one module, each of the input plus a shift of its own. The shift has the function's name, and
+    so has its gradient."""
+
+    def run(self: Any, x: Tensor) -> tuple[Any, ...]:
+        return tuple(function(self, x + getattr(self, name)) for name, function in functions.items())
+
+    return Using(run, **{name: nn.Parameter(torch.zeros_like(like)) for name in functions})
 
 
 def step(model: Any, *inputs: Tensor) -> dict[str, Tensor]:

@@ -167,7 +167,16 @@ def ctc(x: Tensor) -> Tensor:
     return F.ctc_loss(scores, targets, torch.tensor([64, 64]), torch.tensor([2, 2]))
 
 
-FUNCTIONS = RANDOM | RESIZING | ACTIVATIONS | NORMALIZATIONS | INDEXING | PRODUCTS | LOSSES
+KINDS: dict[str, dict[str, Function]] = {
+    "random": RANDOM,
+    "resizing": RESIZING,
+    "activations": ACTIVATIONS,
+    "normalizations": NORMALIZATIONS,
+    "indexing": INDEXING,
+    "products": PRODUCTS,
+    "losses": LOSSES,
+}
+FUNCTIONS = {name: function for functions in KINDS.values() for name, function in functions.items()}
 
 
 class _Attention(nn.Module):

@@ -1,7 +1,7 @@
 """Every op whose backward is served from an encoding has the gradient it has in plain PyTorch, bit for bit.
 
-One test per row of `capture/ops/information.py`, over layouts, dtypes and odd values; each says which encoding was
-used, so that a row that stops applying is noticed.
+Rows of `capture/ops/information.py`, all of a kind in one step, over layouts, dtypes and odd values; each says which
+encoding was used, so that a row that stops applying is noticed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import assert_measured_as_simulated
-from exactness import actions_of, encodings_of, trained, with_shift
+from exactness import actions_of, encodings_of, together, trained, with_shift
 from torch import Tensor, nn
 
 from vdnn.plan.model.actions import Drop
@@ -64,26 +64,30 @@ QUESTIONS: dict[str, tuple[Function, str]] = {
 
 
 @EACH_INPUT
-@pytest.mark.parametrize("op", QUESTIONS)
-def test_an_activation_is_exact_from_bits(op: str, given: str) -> None:
-    function, codec = QUESTIONS[op]
-    virtual = trained(with_shift(function, INPUTS[given]), INPUTS[given])
+def test_activations_are_exact_from_bits(given: str) -> None:
+    functions = {op: function for op, (function, _) in QUESTIONS.items()}
+    virtual = trained(together(functions, INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    (encoding,) = encodings_of(virtual).values()
-    assert encoding.removesuffix(", read") == codec
-    assert encoding.endswith(", read") or given != "odd sizes"
+    encodings = encodings_of(virtual).values()
+    found = {op: encoding.removesuffix(", read") for op, encoding in zip(QUESTIONS, encodings, strict=True)}
+    assert found == {op: codec for op, (_, codec) in QUESTIONS.items()}
+    assert given != "odd sizes" or all(encoding.endswith(", read") for encoding in encodings)
 
 
 PROBABILITIES = (0.1, 0.3, 0.5, 0.9)
 
 
+def dropout(probability: float) -> Function:
+    return lambda _, x: F.dropout(x, probability)
+
+
 @pytest.mark.parametrize("given", ["odd sizes", "odd values", "channels last", "with holes", "float64", "bfloat16"])
-@pytest.mark.parametrize("probability", PROBABILITIES)
-def test_dropout_is_exact_from_bits(probability: float, given: str) -> None:
-    virtual = trained(with_shift(lambda _, x: F.dropout(x, probability), INPUTS[given]), INPUTS[given])
+def test_dropout_is_exact_from_bits(given: str) -> None:
+    functions = {f"dropout of {int(100 * p)} %": dropout(p) for p in PROBABILITIES}
+    virtual = trained(together(functions, INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    (encoding,) = encodings_of(virtual).values()
-    assert encoding.removesuffix(", read") == "bool-mask"
+    encodings = [encoding.removesuffix(", read") for encoding in encodings_of(virtual).values()]
+    assert encodings == ["bool-mask"] * len(PROBABILITIES)
 
 
 def test_dropout_in_place_is_exact_from_bits() -> None:
@@ -104,14 +108,17 @@ MASKS: dict[str, Function] = {
     "where twice": lambda _, x: torch.where(x > 0, x.masked_fill(x > 1, 0.5), x * 3),
     "masked product": lambda _, x: x * (x > 0.1),
 }
+NUM_MASKS = 5
+"""One for every function, and a second for `where twice`."""
 
 
 @EACH_INPUT
-@pytest.mark.parametrize("op", MASKS)
-def test_a_mask_that_forward_makes_is_kept_as_bits(op: str, given: str) -> None:
-    virtual = trained(with_shift(MASKS[op], INPUTS[given]), INPUTS[given])
+def test_masks_that_forward_makes_are_kept_as_bits(given: str) -> None:
+    virtual = trained(together(MASKS, INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    assert set(encodings_of(virtual).values()) == {"bool-mask"}
+    encodings = list(encodings_of(virtual).values())
+    assert set(encodings) == {"bool-mask"}
+    assert len(encodings) == NUM_MASKS
 
 
 POOLS: dict[str, Function] = {
@@ -127,12 +134,13 @@ POOLS: dict[str, Function] = {
 
 
 @EACH_INPUT
-@pytest.mark.parametrize("op", POOLS)
-def test_a_max_pool_is_exact_from_window_encodings(op: str, given: str) -> None:
-    virtual = trained(with_shift(POOLS[op], INPUTS[given]), INPUTS[given])
+def test_max_pools_are_exact_from_window_encodings(given: str) -> None:
+    virtual = trained(together(POOLS, INPUTS[given]), INPUTS[given])
     assert_measured_as_simulated(virtual)
-    encodings = encodings_of(virtual)
-    assert encodings["max_pool2d_with_indices.1"].removesuffix(", read") == "window-index"
+    encodings = {
+        name: encoding for name, encoding in encodings_of(virtual).items() if name.startswith("max_pool2d_with_indices")
+    }
+    assert [encoding.removesuffix(", read") for encoding in encodings.values()] == ["window-index"] * len(POOLS)
 
 
 def test_a_max_pool_without_a_batch_is_exact_from_window_encodings() -> None:

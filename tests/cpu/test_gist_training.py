@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from capture_once import captured_once
 from equivalence import (
     Outcome,
     assert_measured_as_simulated,
@@ -16,23 +17,27 @@ from equivalence import (
     virtualize,
     with_loss_outside,
 )
-from nets import EITHER_FRONT_END, options
+from small_networks import BATCH, small_network
 from test_zoo_equivalence import NAMES
 from torch import nn
 
 import vdnn
+from larger import all_but_larger, larger
 from vdnn.errors import InvalidInput
-from vdnn.models import MODELS
 
 STEPS = 2
 ZOO = tuple(name for name in NAMES if name != "inception-v3")
 """Its blocks are inception-v4's, and it takes the longest of all to capture."""
 
+FEW = ("alexnet", "overfeat", "resnet50", "unet", "vit", "gpt2")
 
-def network(name: str) -> tuple[Any, nn.Module, tuple[torch.Tensor, ...]]:
-    torch.manual_seed(0)
-    spec = MODELS[name].small()
-    return spec, spec.build(), spec.sample(2)
+
+def virtual_copy(name: str, **asked: Any) -> tuple[nn.Module, Any]:
+    """A copy of a small network, and its step captured ahead of time."""
+    spec, original, args, _ = small_network(name, STEPS)
+    model = copy.deepcopy(original)
+    with captured_once(name, BATCH):
+        return model, virtualize(spec.step(model), sample=args, **asked)
 
 
 def num_too_dense(virtual: Any) -> int:
@@ -45,26 +50,24 @@ def assert_as_simulated_unless_too_dense(virtual: Any) -> None:
         assert_measured_as_simulated(virtual)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", all_but_larger(FEW, ZOO))
 def test_a_network_of_the_zoo_trains_exactly(name: str) -> None:
-    spec, model, args = network(name)
-    twin = copy.deepcopy(model)
-    virtual = virtualize(spec.step(twin), sample=args, strategy="gist")
-    assert_same(train(spec.step(model), model, args, STEPS), train(virtual, twin, args, STEPS))
+    _, _, args, expected = small_network(name, STEPS)
+    model, virtual = virtual_copy(name, strategy="gist")
+    assert_same(expected, train(virtual, model, args, STEPS))
     assert_as_simulated_unless_too_dense(virtual)
 
 
-@pytest.mark.parametrize("name", ["alexnet", "resnet50", "unet", "gpt2"])
+@pytest.mark.parametrize("name", ["alexnet", *larger("resnet50", "unet", "gpt2")])
 def test_a_module_captured_when_it_is_called_trains_exactly(name: str) -> None:
-    spec, model, args = network(name)
+    spec, model, args, expected = small_network(name, STEPS)
     twin = virtualize(copy.deepcopy(model), strategy="gist")
-    step, twin_step = with_loss_outside(model, spec.loss), with_loss_outside(twin, spec.loss)
-    assert_same(train(step, model, args, STEPS), train(twin_step, twin, args, STEPS))
+    assert_same(expected, train(with_loss_outside(twin, spec.loss), twin, args, STEPS))
     assert_as_simulated_unless_too_dense(twin)
 
 
 @pytest.mark.parametrize(
-    ("name", "attention"), [("gpt2", "sdpa"), ("gpt2", "eager"), ("bert", "eager"), ("vit", "eager")]
+    ("name", "attention"), [("gpt2", "sdpa"), *larger(("gpt2", "eager"), ("bert", "eager"), ("vit", "eager"))]
 )
 def test_a_transformers_model_trains_exactly(name: str, attention: str) -> None:
     from test_transformers_equivalence import CASES, loss_of  # here: it skips whoever imports it without the library
@@ -81,8 +84,9 @@ def test_a_transformers_model_trains_exactly(name: str, attention: str) -> None:
 
 @pytest.mark.parametrize("name", ["alexnet", "vgg16", "overfeat"])
 def test_the_papers_networks_hold_less_between_forward_and_backward(name: str) -> None:
-    spec, model, args = network(name)
-    kept, encoded = (vdnn.plan(spec.step(model), args, device="titan-x", strategy=s) for s in ("keep-all", "gist"))
+    spec, model, args, _ = small_network(name, STEPS)
+    with captured_once(name, BATCH):
+        kept, encoded = (vdnn.plan(spec.step(model), args, device="titan-x", strategy=s) for s in ("keep-all", "gist"))
     at = kept.problem.graph.num_forward - 1
     stashed = [int(plan.timeline.total()[(plan.timeline.moments == at).nonzero()[0][-1]]) for plan in (kept, encoded)]
     assert stashed[1] < stashed[0]
@@ -94,10 +98,13 @@ FORMATS = {"fp16": 1e-3, "bf16": 8e-3, "fp10": 6e-2, "fp8": 1.2e-1}
 
 def lossy(name: str, front_end: str = "ahead of time", **allowed: Any) -> tuple[Outcome, Outcome, Any]:
     """One step of a network, plain and rounded."""
-    spec, model, args = network(name)
-    twin = copy.deepcopy(model)
-    virtual = virtualize(spec.step(twin), **options(front_end, *args), **allowed)
-    return train(spec.step(model), model, args, 1), train(virtual, twin, args, 1), virtual
+    spec, original, args, expected = small_network(name, 1)
+    if front_end == "ahead of time":
+        model, virtual = virtual_copy(name, **allowed)
+    else:
+        model = copy.deepcopy(original)
+        virtual = virtualize(spec.step(model), **allowed)
+    return expected, train(virtual, model, args, 1), virtual
 
 
 def relative_error(plain: Outcome, virtual: Outcome) -> float:
@@ -106,7 +113,7 @@ def relative_error(plain: Outcome, virtual: Outcome) -> float:
     return float((exact - rounded).norm() / exact.norm())
 
 
-@EITHER_FRONT_END
+@pytest.mark.parametrize("front_end", ["ahead of time", *larger("just in time")])
 @pytest.mark.parametrize("format", FORMATS)
 def test_rounding_leaves_the_first_loss_alone_and_gradients_close(format: str, front_end: str) -> None:
     plain, rounded, virtual = lossy("alexnet", front_end, lossy=format)
@@ -124,7 +131,7 @@ def test_a_strategy_that_names_its_format_is_gist_with_that_format(format: str) 
     assert executor.plan.strategy == f"gist-{format}"
 
 
-@pytest.mark.parametrize("name", ["vit", "densenet121"])
+@pytest.mark.parametrize("name", ["vit", *larger("densenet121")])
 def test_normalized_networks_keep_their_statistics_and_stay_close(name: str) -> None:
     plain, rounded, _ = lossy(name, lossy="fp16")
     assert relative_error(plain, rounded) < FORMATS["fp16"]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
-import torch
 from capture_once import captured_once
-from equivalence import Outcome, assert_measured_as_simulated, assert_same, executors, train
+from equivalence import assert_measured_as_simulated, assert_same, executors, train
+from small_networks import small_network
 from tiers import DISK, MACHINES, smallest_budget
-from torch import Tensor, nn
 
 import vdnn
 from larger import all_but_larger, larger
 from vdnn.errors import Infeasible
-from vdnn.models import MODELS, ModelSpec
 from vdnn.plan.model.budget import resolve_budget
 
 NETWORKS = ("vgg16", "googlenet", "unet", "densenet121", "biglstm", "gpt2")
@@ -26,18 +23,8 @@ NETWORKS = ("vgg16", "googlenet", "unet", "densenet121", "biglstm", "gpt2")
 STRATEGIES = ("offload", "vdnn-all", "vdnn-conv", "vdnn-dyn")
 
 
-@cache
-def network(name: str) -> tuple[ModelSpec, nn.Module, tuple[Tensor, ...], Outcome]:
-    """A small network, its sample, and what plain PyTorch makes of them."""
-    torch.manual_seed(0)
-    spec = MODELS[name].small()
-    model, args = spec.build(), spec.sample(2)
-    plain = copy.deepcopy(model)
-    return spec, model, args, train(spec.step(plain), plain, args)
-
-
 def check_budget(name: str, **options: Any) -> None:
-    spec, model, args, expected = network(name)
+    spec, model, args, expected = small_network(name)
     twin = copy.deepcopy(model)
     virtual = vdnn.virtualize(spec.step(twin), sample=args, **options)
     assert_same(expected, train(virtual, twin, args))
@@ -62,7 +49,7 @@ FEW = (
 
 @pytest.mark.parametrize(("name", "strategy", "machine"), all_but_larger(FEW, product(NETWORKS, STRATEGIES, MACHINES)))
 def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, machine: str) -> None:
-    spec, model, args, _ = network(name)
+    spec, model, args, _ = small_network(name)
     with captured_once(name, 2):
         smallest = smallest_budget(spec.step(model), args, strategy, MACHINES[machine])
         check_budget(name, budget=smallest, strategy=strategy, device=MACHINES[machine])
@@ -71,7 +58,7 @@ def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, mach
 @pytest.mark.parametrize("share", ["75%", *larger("100%", "90%", "60%")])
 @pytest.mark.parametrize("name", ["unet", *larger("googlenet", "densenet121")])
 def test_training_within_a_share_of_the_keep_all_peak_is_exact(name: str, share: str) -> None:
-    spec, model, args, _ = network(name)
+    spec, model, args, _ = small_network(name)
     with captured_once(name, 2):
         peak_nbytes = vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes
         budget = resolve_budget(share, peak_nbytes) or 0
@@ -81,13 +68,13 @@ def test_training_within_a_share_of_the_keep_all_peak_is_exact(name: str, share:
 
 
 def test_a_budget_that_keeping_everything_meets_moves_nothing() -> None:
-    spec, model, args, _ = network("unet")
+    spec, model, args, _ = small_network("unet")
     with captured_once("unet", 2):
         assert vdnn.plan(spec.step(model), args, budget="100%", device=DISK).decisions == ()
 
 
 def test_a_budget_below_the_minimum_says_what_would_work() -> None:
-    spec, model, args, _ = network("unet")
+    spec, model, args, _ = small_network("unet")
     with captured_once("unet", 2):
         with pytest.raises(Infeasible, match="Raise budget to at least") as caught:
             vdnn.virtualize(spec.step(model), sample=args, budget="1%", device=DISK)

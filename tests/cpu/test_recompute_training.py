@@ -8,12 +8,14 @@ compared bit for bit, and the bytes of every instruction are those that were sim
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import pytest
-import torch
+from capture_once import captured_once
 from equivalence import assert_measured_as_simulated, assert_same, executors, plan, train, virtualize
+from small_networks import small_network
 
-from vdnn.models import MODELS
+from larger import all_but_larger, larger
 from vdnn.plan.judge.schedule import Kind, schedule
 from vdnn.plan.model.bounds import minimum_budget
 
@@ -21,23 +23,31 @@ STRATEGIES = ("recompute-speed", "recompute-memory", "recompute-cost", "checkpoi
 NETWORKS = ("alexnet", "resnet50", "gpt2", "biglstm", "unet")
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("name", NETWORKS)
+FEW = (
+    *product(["alexnet"], STRATEGIES),
+    ("resnet50", "recompute-memory"),
+    ("gpt2", "checkpoint-sqrt"),
+    ("biglstm", "recompute-speed"),
+    ("unet", "superneurons"),
+)
+"""Every strategy on a chain with dropout, and every kind of network once."""
+
+
+@pytest.mark.parametrize(("name", "strategy"), all_but_larger(FEW, product(NETWORKS, STRATEGIES)))
 def test_a_recomputed_step_is_the_plain_one(name: str, strategy: str) -> None:
-    torch.manual_seed(0)
-    spec = MODELS[name].small()
-    model, args = spec.build(), spec.sample(2)
-    plain = copy.deepcopy(model)
-    expected = train(spec.step(plain), plain, args)
-    virtual = virtualize(spec.step(model), strategy=strategy)
+    spec, original, args, expected = small_network(name)
+    model = copy.deepcopy(original)
+    with captured_once(name, 2):
+        virtual = virtualize(spec.step(model), sample=args, strategy=strategy)
     assert_same(expected, train(virtual, model, args))
     assert_measured_as_simulated(virtual)
     (executor,) = executors(virtual)
     assert any(instruction.kind is Kind.REPLAY for instruction in schedule(executor.plan))
 
 
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "resnet50", "inception-v4"])
+@pytest.mark.parametrize("name", ["alexnet", "resnet50", *larger("vgg16", "inception-v4")])
 def test_superneurons_peaks_at_the_largest_single_op(name: str) -> None:
-    spec = MODELS[name].small()
-    planned = plan(spec.step(spec.build()), spec.sample(2), strategy="superneurons")
+    spec, model, args, _ = small_network(name)
+    with captured_once(name, 2):
+        planned = plan(spec.step(model), args, strategy="superneurons")
     assert planned.peak_nbytes == minimum_budget(planned.problem)[0]

@@ -7,12 +7,12 @@ toy network one of them stands for all.
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
+from capture_once import captured_once
 from equivalence import (
-    Outcome,
     assert_measured_as_simulated,
     assert_same,
     executors,
@@ -20,9 +20,11 @@ from equivalence import (
     virtualize,
     with_loss_outside,
 )
-from torch import Tensor, nn
+from small_networks import BATCH, small_network
+from torch import nn
 
-from vdnn.models import MODELS, ModelSpec
+from larger import all_but_larger, larger
+from vdnn.models import MODELS
 
 STOOD_FOR = {"vgg116", "vgg216", "vgg316", "resnet101", "resnet152"}
 """Toys of the resnets are that of resnet50; those of the deep VGGs lie between vgg16's and vgg416's in depth."""
@@ -30,28 +32,27 @@ STOOD_FOR = {"vgg116", "vgg216", "vgg316", "resnet101", "resnet152"}
 NAMES = tuple(name for name in MODELS if name not in STOOD_FOR)
 
 
+@dataclass
 class Case:
-    """One network, its sample, and what plain PyTorch makes of them: built once, it serves every test of a name."""
+    """One network, its sample, and what plain PyTorch makes of them."""
 
-    def __init__(self, name: str) -> None:
-        torch.manual_seed(0)
-        self.spec: ModelSpec = MODELS[name].small()
-        self.model = self.spec.build()
-        self.args: tuple[Tensor, ...] = self.spec.sample(2)
-        plain = copy.deepcopy(self.model)
-        self.expected: Outcome = train(self.spec.step(plain), plain, self.args)
+    name: str
+
+    def __post_init__(self) -> None:
+        self.spec, self.model, self.args, self.expected = small_network(self.name)
 
     def copy_of_model(self) -> nn.Module:
         return copy.deepcopy(self.model)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def case(request: pytest.FixtureRequest) -> Case:
     return Case(request.param)
 
 
 ZOO = pytest.mark.parametrize("case", NAMES, indirect=True)
-SOME = pytest.mark.parametrize("case", ["alexnet-lrn", "resnet50", "densenet121", "unet", "vit", "gpt2"], indirect=True)
+WHEN_CALLED = ("alexnet", "resnet50", "densenet121", "unet", "vit", "biglstm")
+"""Dynamo reads the Python of every layer: one network of each kind does, the rest is `make test-all`'s."""
 
 
 def assert_trains_as_planned(case: Case, virtual: Any, step: Any, model: nn.Module) -> None:
@@ -60,7 +61,7 @@ def assert_trains_as_planned(case: Case, virtual: Any, step: Any, model: nn.Modu
     assert_measured_as_simulated(virtual)
 
 
-@ZOO
+@pytest.mark.parametrize("case", all_but_larger(WHEN_CALLED, NAMES), indirect=True)
 def test_a_step_captured_when_it_is_called_trains_as_planned(case: Case) -> None:
     model = case.copy_of_model()
     step = virtualize(case.spec.step(model), fullgraph=True)
@@ -70,11 +71,14 @@ def test_a_step_captured_when_it_is_called_trains_as_planned(case: Case) -> None
 @ZOO
 def test_a_step_captured_ahead_of_time_trains_as_planned(case: Case) -> None:
     model = case.copy_of_model()
-    step = virtualize(case.spec.step(model), sample=case.args)
+    with captured_once(case.name, BATCH):
+        step = virtualize(case.spec.step(model), sample=case.args)
     assert_trains_as_planned(case, step, step, model)
 
 
-@SOME
+@pytest.mark.parametrize(
+    "case", ["resnet50", "gpt2", *larger("alexnet-lrn", "densenet121", "unet", "vit")], indirect=True
+)
 @pytest.mark.parametrize("front_end", ["just in time", "ahead of time"])
 def test_a_module_with_its_loss_outside_trains_as_planned(case: Case, front_end: str) -> None:
     sample = case.args[:-1] if front_end == "ahead of time" else None
