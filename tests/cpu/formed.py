@@ -73,13 +73,16 @@ def lowered(joint: fx.GraphModule, num_forward_outputs: int) -> Graph:
     return lower(tidied, describe_inputs(tidied.graph, ()), num_forward_outputs).graph
 
 
-def graphs_of_forms(step: Callable[..., Any], args: tuple[Tensor, ...], *, exact: bool = False) -> dict[str, Graph]:
-    """Every form by name, and the traced one as "traced"."""
+def graphs_of_forms(
+    step: Callable[..., Any], args: tuple[Tensor, ...], *, exact: bool = False, only: str = ""
+) -> dict[str, Graph]:
+    """Every form by name, or only the one of that name, and the traced one as "traced"."""
     with joint_of(step, args) as joint:
         count = count_forward_outputs(joint.graph)
         offered = forms(joint, count, exact=exact)
         graphs = {"traced": lowered(joint, count)}
-        return graphs | {form.name: lowered(form.make(), count) for form in offered}
+        wanted = (form for form in offered if only in ("", form.name))
+        return graphs | {form.name: lowered(form.make(), count) for form in wanted}
 
 
 def offered_names(step: Callable[..., Any], args: tuple[Tensor, ...]) -> list[str]:

@@ -13,6 +13,7 @@ from types import ModuleType
 
 import pytest
 
+from larger import larger
 from vdnn.papers import superneurons_networks
 from vdnn.papers.superneurons_tables import superneurons_problem
 from vdnn.plan import Plan, check, solve
@@ -44,12 +45,16 @@ def test_every_part_of_the_way_to_a_step_is_timed(depth: ModuleType) -> None:
     assert all(seconds > 0 for seconds in outcome.seconds.values())
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("num_blocks", "num_layers"), [((6, 32, 48, 6), 1000), *larger((RESNET2500, 9000))], ids=["1000", "9000"]
+)
 @pytest.mark.parametrize("strategy", ["superneurons", "auto"])
-def test_ten_thousand_layers_are_planned_and_checked_in_seconds(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(superneurons_networks.RESNET_BLOCKS, 2498, RESNET2500)
+def test_many_thousand_layers_are_planned_and_checked_in_seconds(
+    strategy: str, num_blocks: tuple[int, ...], num_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(superneurons_networks.RESNET_BLOCKS, 2498, num_blocks)
     problem = superneurons_problem(superneurons_networks.resnet(2498, batch=32))
-    assert problem.graph.num_forward > 9000
+    assert problem.graph.num_forward > num_layers
     bounded = replace(problem, budget_nbytes=Plan(problem, "keep-all").peak_nbytes // 10)
     begin = process_time()
     plan = check(solve(bounded, strategy))

@@ -89,7 +89,7 @@ def num_cut(step: Callable[..., Any], x: Tensor, name: str) -> int:
     def count(graph: Graph) -> int:
         return sum(op.target.split(".")[1].rstrip("_") == name for op in graph.ops)
 
-    graphs = graphs_of_forms(step, (x,))
+    graphs = graphs_of_forms(step, (x,), only="all steps in 2 chunks")
     return count(graphs["all steps in 2 chunks"]) - count(graphs["traced"])
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import vdnn
+from larger import larger
 from vdnn.compile.backend import vdnn as backend
 from vdnn.compile.inductor.fuse import TOLERANCE, _difference
 from vdnn.compile.inductor.regions import computing, region_of, split, stretches
@@ -42,10 +43,10 @@ class Residual(nn.Module):
 class Gated(nn.Module):
     """Normalised, gated layers with dropout, and the loss inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, depth: int = 4) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(4)
+            nn.Sequential(nn.LayerNorm(32), nn.Linear(32, 32), nn.GELU(), nn.Dropout(0.1)) for _ in range(depth)
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -92,8 +93,7 @@ def largest_error(expected: equivalence.Outcome, found: equivalence.Outcome) -> 
     return max(errors)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["keep-all", "recompute-memory", "gist", "vdnn-all"])
+@pytest.mark.parametrize("strategy", ["gist", *larger("keep-all", "recompute-memory", "vdnn-all")])
 def test_training_is_within_the_tolerance_of_eager_mode(strategy: str) -> None:
     x = images()
     expected, found, virtual = outcomes(conv_net(), x, lambda model: virtualize(model, x, strategy=strategy))
@@ -101,10 +101,9 @@ def test_training_is_within_the_tolerance_of_eager_mode(strategy: str) -> None:
     assert largest_error(expected, found) < TOLERANCE
 
 
-@pytest.mark.slow
 def test_dropout_draws_the_numbers_of_eager_mode() -> None:
     x = rows()
-    expected, found, virtual = outcomes(Gated(), x, lambda model: virtualize(model, x))
+    expected, found, virtual = outcomes(Gated(depth=1), x, lambda model: virtualize(model, x))
     assert executors(virtual)[0].num_fused_ops > 0
     assert torch.equal(expected.rng_state, found.rng_state)
     assert largest_error(expected, found) < TOLERANCE
@@ -117,8 +116,7 @@ def test_torch_compile_takes_the_compiler_as_an_option() -> None:
     assert 0 < largest_error(expected, found) < TOLERANCE  # not bit for bit: kernels were at work
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("budget", [None, "60%", "35%"])
+@pytest.mark.parametrize("budget", ["60%", *larger(None, "35%")])
 def test_what_a_step_allocates_stays_within_the_bound(budget: str | None) -> None:
     """By the allocator's own events, which see what kernels allocate inside. The plan counts all but the handle that
     joins backward to forward and the staging of copies: half a page."""

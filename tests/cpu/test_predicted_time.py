@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 import vdnn
+from larger import larger
 from vdnn.api import session_of
 from vdnn.cost import stopwatch
 from vdnn.models.gpt2 import gpt2
@@ -59,8 +60,8 @@ def step_s(load: Workload, step: Callable[..., torch.Tensor]) -> float:
     return thread_time() - begin
 
 
-@pytest.mark.parametrize("make", [convolutions, transformer])
-@pytest.mark.parametrize(("strategy", "budget"), [("keep-all", None), ("recompute-cost", "75%")])
+@pytest.mark.parametrize("make", [convolutions, *larger(transformer)])
+@pytest.mark.parametrize(("strategy", "budget"), [("recompute-cost", "75%"), *larger(("keep-all", None))])
 def test_a_step_takes_about_as_long_as_its_plan_says(
     make: Callable[[], Workload], strategy: str, budget: str | None
 ) -> None:
