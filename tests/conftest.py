@@ -1,4 +1,4 @@
-"""What every test finds: a cache directory of this run alone.
+"""What every test finds: a cache directory of this run alone, and a garbage collector that looks at tests only.
 
 What was measured or planned in an earlier run, or by the user of this machine, decides nothing here, and nothing that
 a test measures or plans is found by anybody else. Workers of one run share the directory: a cost is measured once.
@@ -6,11 +6,23 @@ a test measures or plans is found by anybody else. Workers of one run share the 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
 
 from vdnn.environment import CACHE_DIR
+
+
+def pytest_collection_finish() -> None:
+    """What imports have made stays to the end, and there are millions of it: nobody who collects garbage or looks for
+    tensors needs to go through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

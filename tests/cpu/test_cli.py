@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -254,17 +253,12 @@ def test_doctor_measures_this_machine(capsys: pytest.CaptureFixture[str], tmp_pa
     assert record["measurements"]["disk"]["directory"] == str(tmp_path)
 
 
-def test_help_answers_in_under_a_second() -> None:
-    run_vdnn("--help")  # the first start may have to compile the sources
-    begin = processor_s_of_children()
-    done = run_vdnn("--help")
-    assert done.returncode == 0
-    assert processor_s_of_children() - begin < 1  # of processor time: the wall clock also counts what others do
-
-
-def processor_s_of_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def test_help_answers_without_loading_torch() -> None:
+    """Torch takes seconds to load; help is there at once."""
+    program = "import sys; from vdnn.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: vdnn" in done.stdout
 
 
 def test_a_real_process_fails_with_one_line_and_exit_code_2() -> None:
@@ -280,8 +274,11 @@ def test_a_real_process_prints_json_and_nothing_else() -> None:
     assert json.loads(done.stdout)["schema"] == "vdnn.train"
 
 
-def test_a_real_process_shows_the_table_of_predicted_and_measured() -> None:
-    done = run_vdnn("train", "usernets:good", "--batch", "4", "--steps", "2", "--verify")
-    assert done.returncode == 0, done.stderr
-    assert "measured / predicted" in done.stdout
-    assert "Equal to plain PyTorch bit for bit" in done.stdout
+def test_train_shows_the_table_of_predicted_and_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["train", "usernets:good", "--batch", "4", "--steps", "2", "--verify"]) == 0
+    out = capsys.readouterr().out
+    assert "measured / predicted" in out
+    assert "Equal to plain PyTorch bit for bit" in out

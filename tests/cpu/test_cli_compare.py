@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cpu.command_line import DEEP, ON_TITAN_X, place_nets, text
+from larger import larger
 from vdnn.cli import main
 from vdnn.plan import STRATEGIES
 
@@ -71,7 +72,7 @@ def test_keeping_everything_costs_nothing_at_its_own_peak(record: Any) -> None:
     assert full["moved_nbytes"] == 0
 
 
-@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("columns", [80, *larger(120)])
 def test_both_tables_fit_the_terminal_with_a_line_per_row(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,8 @@ from vdnn.compile.fitting import Probe, largest_fitting
 from vdnn.errors import Infeasible, InvalidInput
 
 FIT = ("fit", DEEP, *ON_TITAN_X)
+SMALL = ("--budget", "256KiB")
+"""Few samples fit, so the search is over soon."""
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +72,7 @@ def make_args(batch: int) -> tuple[torch.Tensor, ...]:
 
 
 def test_the_batch_that_is_returned_fits_and_the_next_does_not() -> None:
-    batch = vdnn.fit(make_model, make_args, budget="1MiB", device="titan-x", strategy="keep-all")
+    batch = vdnn.fit(make_model, make_args, budget="1MiB", device="titan-x", strategy="keep-all", smallest=256)
     with torch.device("meta"):
         model, args, more = make_model(), make_args(batch), make_args(batch + 1)
     assert vdnn.plan(model, args, budget="1MiB", device="titan-x", strategy="keep-all").peak_nbytes <= 2**20
@@ -108,7 +110,7 @@ def test_a_share_is_no_budget_for_a_search() -> None:
 
 
 def test_the_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
-    record = answer(capsys, *FIT, "--budget", "1MiB")
+    record = answer(capsys, *FIT, *SMALL)
     assert (record["schema"], record["version"]) == ("vdnn.fit", 1)
     assert set(record) == {
         "schema",
@@ -128,7 +130,7 @@ def test_the_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_probes_are_told_as_they_come(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*FIT, "--budget", "1MiB"]) == 0
+    assert main([*FIT, *SMALL]) == 0
     out, err = capsys.readouterr()
     assert err.splitlines()[0].startswith("batch 1 ")
     assert "does not fit: needs" in err

@@ -321,6 +321,14 @@ def process_over_plan(budget: str | None) -> tuple[float, int]:
     return (resident + peak.delta_nbytes) / executor.plan.peak_nbytes, executor.plan.peak_nbytes
 
 
+def test_the_process_takes_what_a_plan_with_variants_counts() -> None:
+    try:
+        ratio, _ = in_child(process_over_plan, "90%")
+    except Unsupported as reason:
+        pytest.skip(str(reason))
+    assert ratio == pytest.approx(1.0, abs=0.03)
+
+
 @pytest.mark.slow
 def test_what_variants_save_the_process_does_not_take() -> None:
     try:
