@@ -85,7 +85,8 @@ def test_the_tier_s_own_memory_is_not_counted_as_the_model_s() -> None:
 
 
 def test_many_threads_reserve_write_and_drop_without_mixing_bytes() -> None:
-    store, wrong = HostStore(8 * 64 * 1024, slab_nbytes=16 * 1024, pin=False), []
+    # Each thread still holds its last place while it reserves the next one.
+    store, wrong = HostStore(2 * 8 * 64 * 1024, slab_nbytes=16 * 1024, pin=False), []
 
     def work(seed: int) -> None:
         for k in range(100):
