@@ -1,7 +1,7 @@
 """How fast tensors are encoded and decoded on this CPU, beside a plain copy of the same bytes.
 
 A codec is worth its bytes only if it costs little more than touching them. Every row states the bytes it is measured
-by: the float32 tensor's, for window codes those of the int64 indices, for their backward those of the input gradient
+by: the float32 tensor's, for window taps those of the int64 indices, for their backward those of the input gradient
 it writes. `of copy` is the speed in those bytes over the speed of a memcpy of as many, by the same threads, into memory
 that has been touched before. Rounds are interleaved and the medians of their ratios are printed, because other work on
 the machine slows a copy and a kernel alike.
@@ -77,13 +77,15 @@ def mask_cases() -> Iterator[Case]:
 def float_cases() -> Iterator[Case]:
     x, target = floats(), touched(ELEMENTS, np.float32)
     for name in FORMATS:
-        codes = touched(reduced_nbytes(ELEMENTS, name))
-        native.reduce(x, name, codes)
+        packed = touched(reduced_nbytes(ELEMENTS, name))
+        native.reduce(x, name, packed)
         yield Case(
-            f"{name}: encode", x.nbytes, lambda t, name=name, codes=codes: native.reduce(x, name, codes, threads=t)
+            f"{name}: encode", x.nbytes, lambda t, name=name, packed=packed: native.reduce(x, name, packed, threads=t)
         )
         yield Case(
-            f"{name}: decode", x.nbytes, lambda t, name=name, codes=codes: native.expand(codes, name, target, threads=t)
+            f"{name}: decode",
+            x.nbytes,
+            lambda t, name=name, packed=packed: native.expand(packed, name, target, threads=t),
         )
 
 
@@ -149,36 +151,36 @@ def window_cases() -> Iterator[Case]:
     for name, geometry in geometries.items():
         for order in ("", ", channels last"):
             per_plane = pooling(*geometry, bool(order), 64)
-            planes = NBYTES // 8 // (per_plane.num_codes // 64) // 64 * 64
+            planes = NBYTES // 8 // (per_plane.num_pooled // 64) // 64 * 64
             yield from one_pooling(f"window {name}{order}", pooling(*geometry, bool(order), planes))
             backward = pooling(*geometry, bool(order), NBYTES // 4 // 112**2 // 64 * 64)
             yield backward_case(f"window {name}{order}", backward)
 
 
-def random_codes(window: Window) -> np.ndarray:
-    """Codes that lie in the input wherever the window does; its last row and column are always inside."""
+def random_taps(window: Window) -> np.ndarray:
+    """Taps that lie in the input wherever the window does; its last row and column are always inside."""
     size = window.kernel[2]
     choices = [size * row + column for row in (size - 2, size - 1) for column in (size - 2, size - 1)]
-    codes = RNG.choice(choices, window.num_codes).astype(np.uint8)
-    codes = np.append(codes, np.uint8(0)) if len(codes) % 2 else codes
-    return codes[0::2] | codes[1::2] << np.uint8(4)
+    taps = RNG.choice(choices, window.num_pooled).astype(np.uint8)
+    taps = np.append(taps, np.uint8(0)) if len(taps) % 2 else taps
+    return taps[0::2] | taps[1::2] << np.uint8(4)
 
 
 def one_pooling(name: str, window: Window) -> Iterator[Case]:
-    codes, indices = random_codes(window), touched(window.num_codes, np.int64)
-    native.unpack_window(codes, window, indices)
-    again = touched(window.num_codes, np.int64)
-    yield Case(f"{name}: encode", indices.nbytes, lambda t: native.pack_window(indices, window, codes, threads=t))
-    yield Case(f"{name}: decode", indices.nbytes, lambda t: native.unpack_window(codes, window, again, threads=t))
+    taps, indices = random_taps(window), touched(window.num_pooled, np.int64)
+    native.unpack_window(taps, window, indices)
+    again = touched(window.num_pooled, np.int64)
+    yield Case(f"{name}: encode", indices.nbytes, lambda t: native.pack_window(indices, window, taps, threads=t))
+    yield Case(f"{name}: decode", indices.nbytes, lambda t: native.unpack_window(taps, window, again, threads=t))
 
 
 def backward_case(name: str, window: Window) -> Case:
-    codes, gradient = random_codes(window), RNG.standard_normal(window.num_codes, dtype=np.float32)
+    taps, gradient = random_taps(window), RNG.standard_normal(window.num_pooled, dtype=np.float32)
     target = touched(window.num_inputs, np.float32)
     return Case(
         f"{name}: backward",
         target.nbytes,
-        lambda t: native.window_backward(gradient, codes, window, target, threads=t),
+        lambda t: native.window_backward(gradient, taps, window, target, threads=t),
     )
 
 

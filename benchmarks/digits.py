@@ -103,10 +103,10 @@ class Rounded(torch.autograd.Function):
 
 def rounded(map: Tensor, format: str) -> Tensor:
     values = map.detach().contiguous().reshape(-1).numpy()
-    code, result = np.empty(reduced_nbytes(values.size, format), np.uint8), np.empty_like(values)
+    packed, result = np.empty(reduced_nbytes(values.size, format), np.uint8), np.empty_like(values)
     kernels = kernels_of("cpu")
-    kernels.reduce(values, format, code)
-    kernels.expand(code, format, result)
+    kernels.reduce(values, format, packed)
+    kernels.expand(packed, format, result)
     return torch.from_numpy(result).reshape(map.shape)
 
 

@@ -129,7 +129,7 @@ class Contender:
 
     @property
     def num_too_dense(self) -> int:
-        """How often data did not fit the room its code was given, over all steps."""
+        """How often data did not fit the room its encoding was given, over all steps."""
         (executor,) = session_of(self.step).executors
         return executor.encodings.found.num_too_dense
 

@@ -100,8 +100,8 @@ def test_a_block_that_vdnn_maps_counts_for_as_long_as_it_lives(step_memory: Modu
     nbytes = 3 * 2**20
 
     def train() -> None:
-        code = BufferPool().take(0, nbytes, torch.device("cpu"))
-        del code
+        encoding = BufferPool().take(0, nbytes, torch.device("cpu"))
+        del encoding
         torch.empty(1000, dtype=torch.uint8)
 
     with step_memory.uncounted_mappings():

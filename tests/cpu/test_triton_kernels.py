@@ -159,7 +159,7 @@ POOLINGS = {
     "every-position": ((3, 2), (1, 1), (1, 0), (1, 1), (1, 3, 7, 9)),
     "dilated": ((2, 3), (2, 1), (1, 1), (3, 2), (1, 2, 13, 11)),
     "gaps": ((2, 2), (4, 3), (0, 0), (1, 1), (1, 2, 13, 11)),
-    "one-byte-codes": ((5, 4), (2, 3), (2, 2), (1, 1), (1, 2, 14, 13)),
+    "one-byte-taps": ((5, 4), (2, 3), (2, 2), (1, 1), (1, 2, 14, 13)),
     "three-dimensions": ((2, 3, 2), (1, 2, 2), (1, 1, 0), (1, 1, 2), (1, 2, 5, 6, 7)),
 }
 LAYOUTS = {False: "contiguous", True: "channels_last"}
@@ -181,8 +181,8 @@ class Pooled:
         self.gradient = torch.randn(len(self.indices), generator=generator).numpy()
 
     @property
-    def codes(self) -> np.ndarray:
-        return reference_outcome("pack_window", self.indices, self.window, filled(self.window.codes_nbytes)).arrays[1]
+    def taps(self) -> np.ndarray:
+        return reference_outcome("pack_window", self.indices, self.window, filled(self.window.taps_nbytes)).arrays[1]
 
 
 def in_three(extents: tuple[int, ...], fill: int) -> tuple[int, int, int]:
@@ -200,33 +200,33 @@ def pooled(request: pytest.FixtureRequest, pooling: str) -> Pooled:
     return Pooled(pooling, request.param)
 
 
-def test_window_codes_are_the_references(run: Run, pooled: Pooled) -> None:
-    assert agrees(run, "pack_window", pooled.indices, pooled.window, filled(pooled.window.codes_nbytes))
+def test_window_taps_are_the_references(run: Run, pooled: Pooled) -> None:
+    assert agrees(run, "pack_window", pooled.indices, pooled.window, filled(pooled.window.taps_nbytes))
 
 
-def test_window_codes_become_atens_indices_again(run: Run, pooled: Pooled) -> None:
-    done = run("unpack_window", pooled.codes, pooled.window, np.zeros_like(pooled.indices))
+def test_window_taps_become_atens_indices_again(run: Run, pooled: Pooled) -> None:
+    done = run("unpack_window", pooled.taps, pooled.window, np.zeros_like(pooled.indices))
     assert np.array_equal(done.arrays[1], pooled.indices)
 
 
 def test_the_gradient_of_a_pooling_has_the_references_bits(run: Run, pooled: Pooled) -> None:
     target = filled(pooled.window.num_inputs, "float32")
-    assert agrees(run, "window_backward", pooled.gradient, pooled.codes, pooled.window, target)
+    assert agrees(run, "window_backward", pooled.gradient, pooled.taps, pooled.window, target)
 
 
 def test_gradients_that_are_not_numbers_stay_with_the_inputs_they_belong_to(run: Run) -> None:
     pooled = Pooled("overlapping", False)
     pooled.gradient[::7] = np.resize([np.inf, -np.inf, np.nan, -0.0, 1e-45], len(pooled.gradient[::7]))
     target = filled(pooled.window.num_inputs, "float32")
-    assert agrees(run, "window_backward", pooled.gradient, pooled.codes, pooled.window, target)
+    assert agrees(run, "window_backward", pooled.gradient, pooled.taps, pooled.window, target)
 
 
-def test_counting_in_64_bits_gives_the_same_codes_and_gradients(run: Run) -> None:
+def test_counting_in_64_bits_gives_the_same_taps_and_gradients(run: Run) -> None:
     """The tensors are the first planes of a pooling that has many more."""
     pooled = Pooled("overlapping", True)
     window, target = replace(pooled.window, outer=2**31), filled(pooled.window.num_inputs, "float32")
-    assert agrees(run, "pack_window", pooled.indices, window, filled(pooled.window.codes_nbytes))
-    assert agrees(run, "window_backward", pooled.gradient, pooled.codes, window, target)
+    assert agrees(run, "pack_window", pooled.indices, window, filled(pooled.window.taps_nbytes))
+    assert agrees(run, "window_backward", pooled.gradient, pooled.taps, window, target)
 
 
 def test_a_pooling_of_more_than_two_billion_elements_is_counted_in_64_bits() -> None:
@@ -240,7 +240,7 @@ def test_a_pooling_of_more_than_two_billion_elements_is_counted_in_64_bits() -> 
 def test_the_first_index_outside_its_window_is_named(run: Run, shift: int) -> None:
     pooled = Pooled("overlapping", False)
     pooled.indices[[77, 140]] += shift
-    args = pooled.indices, pooled.window, filled(pooled.window.codes_nbytes)
+    args = pooled.indices, pooled.window, filled(pooled.window.taps_nbytes)
     with pytest.raises(ValueError, match=r"^element 77 has index -?\d+, which is not in its window") as ours:
         run("pack_window", *args)
     with pytest.raises(ValueError, match="element 77") as theirs:
@@ -253,7 +253,7 @@ def test_an_index_into_the_padding_is_refused(run: Run) -> None:
     pooled = Pooled("overlapping", False)
     pooled.indices[0] = -1
     with pytest.raises(ValueError, match=r"^element 0 has index -1, which is not in its window"):
-        run("pack_window", pooled.indices, pooled.window, filled(pooled.window.codes_nbytes))
+        run("pack_window", pooled.indices, pooled.window, filled(pooled.window.taps_nbytes))
 
 
 def rounding_borders(format: str) -> np.ndarray:
@@ -273,10 +273,10 @@ def test_floats_are_rounded_as_in_the_reference(run: Run, format: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-def test_every_code_is_read_as_in_the_reference(run: Run, format: str) -> None:
+def test_every_pattern_is_read_as_in_the_reference(run: Run, format: str) -> None:
     if format == "fp10":
-        codes = np.resize(np.arange(1024, dtype=np.uint32), 3 * 1024).reshape(-1, 3)
-        packed = codes[:, 0] | codes[:, 1] << np.uint32(10) | codes[:, 2] << np.uint32(20)
+        patterns = np.resize(np.arange(1024, dtype=np.uint32), 3 * 1024).reshape(-1, 3)
+        packed = patterns[:, 0] | patterns[:, 1] << np.uint32(10) | patterns[:, 2] << np.uint32(20)
     else:
         packed = np.arange(1 << (8 * reduced_nbytes(1, format))).astype(f"u{reduced_nbytes(1, format)}")
     count = len(packed) * FORMATS[format].values_per_group
@@ -372,13 +372,13 @@ def calls(n: int, formats: tuple[str, ...] = MASK_FORMATS) -> list[tuple[Any, ..
     floats, bits = raw("float32", n), bits_for(n)
     window = Window((1, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), (1, 8, 8), (1, 4, 4), n, 1)
     indices = np.tile(np.add.outer(np.arange(0, 64, 16), np.arange(0, 8, 2)).reshape(-1), n)
-    codes = filled(window.codes_nbytes)
+    taps = filled(window.taps_nbytes)
     made: list[tuple[Any, ...]] = [
         ("unpack_mask", bits, floats, "float32", 1.0, 0.0),
         ("masked_gradient", floats, bits, floats, "float32", 1.1, 0.1, False),
-        ("pack_window", indices, window, codes),
-        ("unpack_window", codes, window, indices),
-        ("window_backward", np.ones(window.num_codes, np.float32), codes * 0, window, filled(64 * n, "float32")),
+        ("pack_window", indices, window, taps),
+        ("unpack_window", taps, window, indices),
+        ("window_backward", np.ones(window.num_pooled, np.float32), taps * 0, window, filled(64 * n, "float32")),
     ]
     made += [("pack_mask", raw(dtype, n), dtype, Test.INSIDE, LOW, HIGH, bits) for dtype in FLOATS]
     for format in FORMATS.keys() & formats:

@@ -51,8 +51,8 @@ WINDOWS = {
     "3x3, stride 1, overlapping": window((1, 3, 3), ONE, (0, 1, 1), ONE, (1, 6, 5), 3, 1),
     "3x3, dilated": window((1, 3, 3), ONE, (0, 1, 1), (1, 2, 2), (1, 9, 8), 2, 1),
     "3x3, channels last": window((1, 3, 3), (1, 2, 2), (0, 1, 1), ONE, (1, 7, 7), 2, 37),
-    "5x5, one byte per code": window((1, 5, 5), (1, 3, 3), (0, 2, 2), ONE, (1, 12, 11), 3, 1),
-    "16x16, all 256 codes": window((1, 16, 16), (1, 5, 5), NONE, ONE, (1, 40, 33), 2, 3),
+    "5x5, one byte per tap": window((1, 5, 5), (1, 3, 3), (0, 2, 2), ONE, (1, 12, 11), 3, 1),
+    "16x16, all 256 taps": window((1, 16, 16), (1, 5, 5), NONE, ONE, (1, 40, 33), 2, 3),
     "2x3x2 in three dimensions": window((2, 3, 2), (2, 1, 2), (1, 1, 0), (1, 2, 1), (5, 9, 7), 3, 1),
     "2x2x2, channels last": window((2, 2, 2), (1, 2, 1), NONE, ONE, (4, 6, 5), 2, 20),
     "wider than its input": window((1, 3, 3), ONE, (0, 1, 1), ONE, (1, 2, 2), 4, 1),
@@ -71,7 +71,7 @@ def window_begins(window: Window) -> list[np.ndarray]:
 def indices(window: Window, seed: int) -> np.ndarray:
     """For each pooled element an index inside its window and inside the input, chosen by chance."""
     rng = np.random.default_rng(seed)
-    index = np.zeros(window.num_codes, np.int64)
+    index = np.zeros(window.num_pooled, np.int64)
     for axis, begins in enumerate(window_begins(window)):
         dilation = window.dilation[axis]
         first = np.maximum(0, -(begins // dilation))

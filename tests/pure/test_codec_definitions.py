@@ -27,7 +27,7 @@ def reduced(x: np.ndarray, format: str) -> np.ndarray:
     return target
 
 
-def codes_of(x: np.ndarray, format: str) -> np.ndarray:
+def patterns_of(x: np.ndarray, format: str) -> np.ndarray:
     """One number per element, read from the packed bytes as formats.py describes them."""
     packed = reduced(x, format)
     if format == "fp10":
@@ -43,19 +43,23 @@ def round_trip(x: np.ndarray, format: str) -> np.ndarray:
 
 
 def numbers(layout: Format) -> dict[int, float]:
-    """Every positive code of a short float that is a number, with its value by definition; exact in float64."""
+    """Every positive pattern of a short float that is a number, with its value by definition; exact in float64."""
     places = 1 << layout.mantissa_bits
-    codes = range(places, layout.largest_code + 1)
-    return {0: 0.0} | {code: (1 + code % places / places) * 2.0 ** (code // places - layout.bias) for code in codes}
+    patterns = range(places, layout.largest_pattern + 1)
+    return {0: 0.0} | {
+        pattern: (1 + pattern % places / places) * 2.0 ** (pattern // places - layout.bias) for pattern in patterns
+    }
 
 
-def nearest_codes(x: np.ndarray, layout: Format) -> np.ndarray:
-    """The slow way: distances to all numbers, of two equally near the even code; small ones by the rule for them."""
+def nearest_patterns(x: np.ndarray, layout: Format) -> np.ndarray:
+    """The slow way: distances to all numbers, of two equally near the even pattern; small ones by the rule for them."""
     table = numbers(layout)
-    codes = np.array(sorted(table, key=lambda code: code % 2))  # even codes first, and argmin takes the first of equals
-    values = np.array([table[code] for code in codes])
+    patterns = np.array(
+        sorted(table, key=lambda pattern: pattern % 2)
+    )  # argmin takes the first of equals: the even one
+    values = np.array([table[pattern] for pattern in patterns])
     wide = x.astype(np.float64)
-    chosen = codes[np.argmin(np.abs(wide[:, None] - values[None, :]), axis=1)]
+    chosen = patterns[np.argmin(np.abs(wide[:, None] - values[None, :]), axis=1)]
     smallest = 2.0 ** (1 - layout.bias)
     rounds_up_from = smallest * (1 - 2.0 ** -(layout.mantissa_bits + 2))  # half a place below, where places are halved
     return np.where(wide < smallest, np.where(wide >= rounds_up_from, 1 << layout.mantissa_bits, 0), chosen)
@@ -72,15 +76,17 @@ def trying_values(layout: Format) -> np.ndarray:
 @pytest.mark.parametrize("name", SHORT)
 def test_every_code_of_a_short_format_survives_being_read_and_written(name: str) -> None:
     layout = FORMATS[name]
-    codes = np.array([*numbers(layout), layout.nan_code], np.uint32)
-    codes = np.concatenate([codes, codes | layout.sign_bit])
-    packed = np.zeros(reduced_nbytes(len(codes), name), np.uint8)
-    words = np.zeros(3 * -(-len(codes) // 3), np.uint32)
-    words[: len(codes)] = codes
-    packed[:] = raw(words[0::3] | words[1::3] << 10 | words[2::3] << 20) if name == "fp10" else codes.astype(np.uint8)
-    values = np.empty(len(codes), np.float32)
+    patterns = np.array([*numbers(layout), layout.nan_pattern], np.uint32)
+    patterns = np.concatenate([patterns, patterns | layout.sign_bit])
+    packed = np.zeros(reduced_nbytes(len(patterns), name), np.uint8)
+    words = np.zeros(3 * -(-len(patterns) // 3), np.uint32)
+    words[: len(patterns)] = patterns
+    packed[:] = (
+        raw(words[0::3] | words[1::3] << 10 | words[2::3] << 20) if name == "fp10" else patterns.astype(np.uint8)
+    )
+    values = np.empty(len(patterns), np.float32)
     reference.expand(packed, name, values)
-    assert np.array_equal(codes_of(values, name), codes)
+    assert np.array_equal(patterns_of(values, name), patterns)
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -92,8 +98,8 @@ def test_every_code_of_a_short_format_has_the_value_its_definition_gives_it(name
 @pytest.mark.parametrize("name", SHORT)
 def test_rounding_finds_the_nearest_number_and_the_even_one_of_two(name: str) -> None:
     x = trying_values(FORMATS[name])
-    assert np.array_equal(codes_of(x, name), nearest_codes(x, FORMATS[name]))
-    assert np.array_equal(codes_of(-x, name), nearest_codes(x, FORMATS[name]) | FORMATS[name].sign_bit)
+    assert np.array_equal(patterns_of(x, name), nearest_patterns(x, FORMATS[name]))
+    assert np.array_equal(patterns_of(-x, name), nearest_patterns(x, FORMATS[name]) | FORMATS[name].sign_bit)
 
 
 @pytest.mark.parametrize(("name", "largest"), [("fp16", 65504), ("fp10", 122880), ("fp8", 448), ("bf16", 3.3895314e38)])
@@ -106,7 +112,7 @@ def test_what_is_too_large_becomes_the_largest_number(name: str, largest: float)
 def test_every_nan_becomes_the_one_nan_of_its_sign(name: str) -> None:
     nans = np.array([0x7F800001, 0x7FFFFFFF, 0x7FC01234, 0xFF800001, 0xFFFFFFFF], np.uint32).view(np.float32)
     layout = FORMATS[name]
-    assert codes_of(nans, name).tolist() == [layout.nan_code] * 3 + [layout.nan_code | layout.sign_bit] * 2
+    assert patterns_of(nans, name).tolist() == [layout.nan_pattern] * 3 + [layout.nan_pattern | layout.sign_bit] * 2
     assert np.isnan(round_trip(nans, name)).all()
 
 
@@ -125,7 +131,7 @@ def test_fp16_is_numpys_half_wherever_that_is_finite() -> None:
     with np.errstate(all="ignore"):
         expected = x.astype(np.float16)
     finite = np.isfinite(expected)
-    assert np.array_equal(codes_of(x, "fp16")[finite], expected[finite].view(np.uint16))
+    assert np.array_equal(patterns_of(x, "fp16")[finite], expected[finite].view(np.uint16))
 
 
 def test_bf16_is_the_nearest_float32_with_an_empty_lower_half() -> None:
@@ -171,24 +177,24 @@ def test_the_gradient_of_relu_keeps_the_bits_of_what_passes() -> None:
 
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-def test_window_codes_give_back_the_indices(window: Window) -> None:
-    chosen, codes, again = (
+def test_window_taps_give_back_the_indices(window: Window) -> None:
+    chosen, taps, again = (
         indices(window, 3),
-        np.empty(window.codes_nbytes, np.uint8),
-        np.empty(window.num_codes, np.int64),
+        np.empty(window.taps_nbytes, np.uint8),
+        np.empty(window.num_pooled, np.int64),
     )
-    reference.pack_window(chosen, window, codes)
-    reference.unpack_window(codes, window, again)
+    reference.pack_window(chosen, window, taps)
+    reference.unpack_window(taps, window, again)
     assert np.array_equal(again, chosen)
 
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 def test_the_gradient_of_pooling_is_that_of_a_naive_loop(window: Window) -> None:
-    chosen, codes = indices(window, 4), np.empty(window.codes_nbytes, np.uint8)
-    reference.pack_window(chosen, window, codes)
-    gradient = np.random.default_rng(5).standard_normal(window.num_codes).astype(np.float32)
+    chosen, taps = indices(window, 4), np.empty(window.taps_nbytes, np.uint8)
+    reference.pack_window(chosen, window, taps)
+    gradient = np.random.default_rng(5).standard_normal(window.num_pooled).astype(np.float32)
     target, expected = np.empty(window.num_inputs, np.float32), np.zeros(window.num_inputs, np.float32)
-    reference.window_backward(gradient, codes, window, target)
+    reference.window_backward(gradient, taps, window, target)
     planes = expected.reshape(window.outer, math.prod(window.input), window.inner)
     places = np.ndindex(window.outer, *window.output, window.inner)
     for element, (outer, _, _, _, inner) in enumerate(places):
@@ -201,7 +207,7 @@ def test_an_index_outside_its_window_is_named() -> None:
     chosen = indices(window, 6)
     chosen[[7, 9]] = 62
     with pytest.raises(ValueError, match=r"element 7 has index 62, .* kernel \(1, 3, 3\)"):
-        reference.pack_window(chosen, window, np.empty(window.codes_nbytes, np.uint8))
+        reference.pack_window(chosen, window, np.empty(window.taps_nbytes, np.uint8))
 
 
 def test_a_kernel_with_more_than_256_positions_is_refused() -> None:

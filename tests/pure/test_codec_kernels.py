@@ -117,20 +117,20 @@ def test_floats_are_reduced_alike(n: int, seed: int, threads: int, name: str) ->
 @ONCE_PER_LEVEL
 @given(SIZES, SEEDS, THREADS, st.sampled_from(list(FORMATS)))
 def test_any_bytes_are_expanded_alike(n: int, seed: int, threads: int, name: str) -> None:
-    codes = np.random.default_rng(seed).integers(0, 256, reduced_nbytes(n, name), np.uint8)
+    packed = np.random.default_rng(seed).integers(0, 256, reduced_nbytes(n, name), np.uint8)
     expected, target = fresh(4 * n), fresh(4 * n)
-    reference.expand(codes, name, expected.view(np.float32))
-    native.expand(codes, name, target.view(np.float32), threads=threads)
+    reference.expand(packed, name, expected.view(np.float32))
+    native.expand(packed, name, target.view(np.float32), threads=threads)
     assert np.array_equal(target, expected)
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_all_codes_of_16_bits_are_expanded_alike(name: str) -> None:
-    codes = raw(np.arange(2**16, dtype=np.uint16))
+def test_all_patterns_of_16_bits_are_expanded_alike(name: str) -> None:
+    packed = raw(np.arange(2**16, dtype=np.uint16))
     n = {"fp8": 2**17, "fp10": 3 * 2**15}.get(name, 2**16)
     expected, target = fresh(4 * n), fresh(4 * n)
-    reference.expand(codes, name, expected.view(np.float32))
-    native.expand(codes, name, target.view(np.float32))
+    reference.expand(packed, name, expected.view(np.float32))
+    native.expand(packed, name, target.view(np.float32))
     assert np.array_equal(target, expected)
 
 
@@ -223,19 +223,19 @@ def test_non_zeros_that_do_not_fit_are_counted_and_not_written(kernel: ModuleTyp
 def larger(window: Window) -> Window:
     """The same pooling of so many planes that several threads get some."""
     axes = (window.kernel, window.stride, window.padding, window.dilation, window.input, window.output)
-    return Window(*axes, outer=window.outer * -(-MANY // max(1, window.num_codes)), inner=window.inner)
+    return Window(*axes, outer=window.outer * -(-MANY // max(1, window.num_pooled)), inner=window.inner)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 def test_windows_are_encoded_and_decoded_alike(window: Window, many: bool) -> None:
     window = larger(window) if many else window
-    chosen, codes, expected = indices(window, 13), fresh(window.codes_nbytes), fresh(window.codes_nbytes)
+    chosen, taps, expected = indices(window, 13), fresh(window.taps_nbytes), fresh(window.taps_nbytes)
     reference.pack_window(chosen, window, expected)
-    native.pack_window(chosen, window, codes, threads=3)
-    assert np.array_equal(codes, expected)
-    again = fresh(8 * window.num_codes).view(np.int64)
-    native.unpack_window(codes, window, again, threads=3)
+    native.pack_window(chosen, window, taps, threads=3)
+    assert np.array_equal(taps, expected)
+    again = fresh(8 * window.num_pooled).view(np.int64)
+    native.unpack_window(taps, window, again, threads=3)
     assert np.array_equal(again, chosen)
 
 
@@ -243,13 +243,13 @@ def test_windows_are_encoded_and_decoded_alike(window: Window, many: bool) -> No
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
 def test_gradients_of_pooling_have_the_same_bits(window: Window, threads: int) -> None:
     window = larger(window) if threads > 1 and window.inner == 1 else window
-    codes, gradient = fresh(window.codes_nbytes), floats(window.num_codes, 14)
+    taps, gradient = fresh(window.taps_nbytes), floats(window.num_pooled, 14)
     gradient = np.where(np.isnan(gradient), np.float32(1), gradient)  # of two NaNs, which payload wins is the CPU's
-    reference.pack_window(indices(window, 14), window, codes)
+    reference.pack_window(indices(window, 14), window, taps)
     target, expected = (fresh(4 * window.num_inputs).view(np.float32) for _ in range(2))
     with np.errstate(all="ignore"):
-        reference.window_backward(gradient, codes, window, expected)
-    native.window_backward(gradient, codes, window, target, threads=threads)
+        reference.window_backward(gradient, taps, window, expected)
+    native.window_backward(gradient, taps, window, target, threads=threads)
     assert np.array_equal(raw(target), raw(expected))
 
 
@@ -257,13 +257,13 @@ def test_channels_of_one_large_plane_are_shared_between_threads() -> None:
     small = WINDOWS["3x3, channels last"]
     axes = (small.kernel, small.stride, small.padding, small.dilation)
     window = Window(*axes, input=(1, 31, 31), output=(1, 16, 16), outer=1, inner=301)
-    codes, gradient = fresh(window.codes_nbytes), floats(window.num_codes, 15)
+    taps, gradient = fresh(window.taps_nbytes), floats(window.num_pooled, 15)
     gradient = np.where(np.isfinite(gradient), gradient, np.float32(1))
-    reference.pack_window(indices(window, 15), window, codes)
+    reference.pack_window(indices(window, 15), window, taps)
     target, expected = (fresh(4 * window.num_inputs).view(np.float32) for _ in range(2))
     with np.errstate(all="ignore"):
-        reference.window_backward(gradient, codes, window, expected)
-    native.window_backward(gradient, codes, window, target, threads=3)
+        reference.window_backward(gradient, taps, window, expected)
+    native.window_backward(gradient, taps, window, target, threads=3)
     assert np.array_equal(raw(target), raw(expected))
 
 
@@ -279,25 +279,25 @@ def test_an_index_outside_its_window_is_refused_in_the_same_words(name: str, see
 
 def refusal(kernel: ModuleType, chosen: np.ndarray, window: Window) -> str:
     try:
-        kernel.pack_window(chosen, window, fresh(window.codes_nbytes))
+        kernel.pack_window(chosen, window, fresh(window.taps_nbytes))
     except ValueError as problem:
         return str(problem)
     return "accepted"
 
 
-def test_codes_of_another_pooling_are_not_unpacked() -> None:
+def test_taps_of_another_pooling_are_not_unpacked() -> None:
     window = WINDOWS["3x3, stride 2, padded"]
-    codes, target = np.full(window.codes_nbytes, 0xFF, np.uint8), np.empty(window.num_codes, np.int64)
+    taps, target = np.full(window.taps_nbytes, 0xFF, np.uint8), np.empty(window.num_pooled, np.int64)
     with pytest.raises(ValueError, match=r"not positions in a kernel of \(1, 3, 3\)"):
-        native.unpack_window(codes, window, target)
+        native.unpack_window(taps, window, target)
 
 
-@pytest.mark.parametrize("code", [0x00, 0xFF], ids=["into the padding", "past the kernel"])
-def test_codes_of_another_pooling_are_not_followed(code: int) -> None:
+@pytest.mark.parametrize("tap", [0x00, 0xFF], ids=["into the padding", "past the kernel"])
+def test_taps_of_another_pooling_are_not_followed(tap: int) -> None:
     window = WINDOWS["3x3, stride 2, padded"]
-    codes, gradient = np.full(window.codes_nbytes, code, np.uint8), np.ones(window.num_codes, np.float32)
+    taps, gradient = np.full(window.taps_nbytes, tap, np.uint8), np.ones(window.num_pooled, np.float32)
     with pytest.raises(ValueError, match=r"or lead out of an input of \(1, 7, 9\)"):
-        native.window_backward(gradient, codes, window, np.empty(window.num_inputs, np.float32))
+        native.window_backward(gradient, taps, window, np.empty(window.num_inputs, np.float32))
 
 
 def test_an_output_that_is_too_small_is_refused_before_anything_is_written() -> None:

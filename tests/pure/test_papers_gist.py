@@ -1,11 +1,11 @@
-"""Gist's arithmetic: footprints, groups of the static allocator, break-even of sparse codes, kinds of maps."""
+"""Gist's arithmetic: footprints, groups of the static allocator, break-even of sparse encodings, kinds of maps."""
 
 from __future__ import annotations
 
 import pytest
 
 from vdnn.ir import Role
-from vdnn.papers.gist_reproduced import Encoded, break_even, codes, lossless, pairs, sparsity
+from vdnn.papers.gist_reproduced import Encoded, break_even, encodings, lossless, pairs, sparsity
 from vdnn.papers.gist_tables import NETWORKS, footprint, groups_nbytes, rounding, static_footprint
 from vdnn.papers.paper_table import Certainty
 from vdnn.papers.vdnn_networks import alexnet, vgg
@@ -60,7 +60,7 @@ def test_csr_breaks_even_at_a_fifth_of_zeros_and_the_bit_mask_at_a_thirtieth() -
 
 
 def test_the_sizes_of_all_encodings_are_the_published_ones() -> None:
-    for row in codes().rows:
+    for row in encodings().rows:
         if row.published[0].text.endswith("x"):
             assert row.ours[0].text.removesuffix(" x") == f"{float(row.published[0].text.removesuffix(' x')):.2f}"
 

@@ -32,7 +32,7 @@ class WindowIndex(Codec):
     def is_possible(self) -> bool:
         if self.storage.dtype != "int64" or not is_whole_elements(self.storage) or len(self.detail) != 20:
             return False
-        return prod(self.detail[:3]) <= MAX_WINDOW and self.window.num_codes == self.count
+        return prod(self.detail[:3]) <= MAX_WINDOW and self.window.num_pooled == self.count
 
     def serves(self, wanted: Information) -> bool:
         # What is decoded are the indices themselves: a reader that takes all of them is served too.
@@ -40,11 +40,11 @@ class WindowIndex(Codec):
 
     @property
     def nbytes(self) -> int:
-        return -(-self.count * self.window.code_bits // 8)
+        return -(-self.count * self.window.tap_bits // 8)
 
-    def encode(self, source: Flat, code: Flat, kernels: Kernels) -> int:
-        kernels.pack_window(typed(source, "int64"), self.window, code)
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+        kernels.pack_window(typed(source, "int64"), self.window, encoding)
         return self.nbytes
 
-    def decode(self, code: Flat, target: Flat, kernels: Kernels) -> None:
-        kernels.unpack_window(code, self.window, typed(target, "int64"))
+    def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
+        kernels.unpack_window(encoding, self.window, typed(target, "int64"))

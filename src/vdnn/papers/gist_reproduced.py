@@ -49,7 +49,7 @@ def tables(capture: Capture, densities: Densities, quick: bool = False) -> Itera
     yield lossless(planned)
     yield lossy(planned)
     yield rounded(planned)
-    yield codes()
+    yield encodings()
     yield stashed_maps()
     yield sparsity({network.title: densities(network.name) for network in networks})
 
@@ -156,7 +156,7 @@ _ELEMENTS = 1 << 20
 _POOL_3X3 = (1, 3, 3, 1, 2, 2, 0, 0, 0, 1, 1, 1, 1, 2049, 2049, 1, 1024, 1024, 1, 1)
 
 
-def codes() -> Table:
+def encodings() -> Table:
     """What each encoding makes of a million elements, and from which share of zeros on sparse ones are shorter."""
     rows = [
         _size("sign of a ReLU's output", "sign-mask", (0.0,) * 5, "32 x"),
@@ -196,7 +196,7 @@ def _window() -> Row:
     window = window_of(_POOL_3X3)
     return Row(
         ("place in a 3 x 3 window",),
-        (times(32 / window.code_bits),),
+        (times(32 / window.tap_bits),),
         (said("8 x", 8),),
         Certainty.SECOND_HAND,
         "4 bits against a float's 32; PyTorch keeps 64 bits, against which it is 16 x",
@@ -208,7 +208,7 @@ def _even(what: str, name: str, text: str, certainty: Certainty) -> Row:
 
 
 def break_even(name: str) -> float:
-    """The share of zeros at which a sparse code is as long as its elements, found by halving."""
+    """The share of zeros at which a sparse encoding is as long as its elements, found by halving."""
     low, high = 0.0, 1.0
     for _ in range(20):  # 2^-20: an element
         middle = (low + high) / 2

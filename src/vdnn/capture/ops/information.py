@@ -1,4 +1,4 @@
-"""What exactly backward takes of what forward left: the details behind a partial need, and who can read a code.
+"""What exactly backward takes of what forward left: the details behind a partial need, and who can read an encoding.
 
 Enters: nodes of a tidy joint graph. Leaves: for each argument of a node its `Information` and whether the node has a
 form that reads it encoded; for each storage the alphabet of its elements. This is Gist's insight (ISCA 2018, section 3)

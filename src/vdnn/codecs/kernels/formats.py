@@ -16,9 +16,9 @@ Subnormals. fp16 and bf16 have them, as hardware does. fp10 and fp8 have none: |
 lower end, and a result below the smallest normal number becomes zero with x's sign. A number just below the smallest
 normal may therefore still round up to it. Reading, an exponent field of zero means zero.
 
-NaN. Every NaN becomes the one code in the table, with x's sign. In fp10 and fp8 it is the only code that is not a
-number; the rest of the top exponent is ordinary numbers. A NaN is read as float32 0x7FC00000 with the code's sign.
-Codes that are never written (infinities and other NaNs of fp16 and bf16) are read as IEEE 754 says.
+NaN. Every NaN becomes the one bit pattern in the table, with x's sign. In fp10 and fp8 it is the only pattern that is
+not a number; the rest of the top exponent is ordinary numbers. A NaN is read as float32 0x7FC00000 with the pattern's
+sign. Patterns that are never written (infinities and other NaNs of fp16 and bf16) are read as IEEE 754 says.
 
 Gist (Jain et al., ISCA 2018) describes FP16, FP10 and FP8 with these widths, clamping and no subnormals.
 """
@@ -30,14 +30,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A float of 1 + exponent_bits + mantissa_bits bits. `largest_code` and `nan_code` are without the sign."""
+    """A float of 1 + exponent_bits + mantissa_bits bits. `largest_pattern` and `nan_pattern` are without the sign."""
 
     name: str
     exponent_bits: int
     mantissa_bits: int
     bias: int
-    largest_code: int
-    nan_code: int
+    largest_pattern: int
+    nan_pattern: int
     has_subnormals: bool
     values_per_group: int
     group_nbytes: int

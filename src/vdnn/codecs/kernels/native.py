@@ -106,37 +106,37 @@ def extents(window: Window) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * 20)(*(extent for axis in axes for extent in axis), window.outer, window.inner)
 
 
-def pack_window(indices: np.ndarray, window: Window, codes: np.ndarray, *, threads: int | None = None) -> None:
-    """codes[i] = where in its window indices[i] lies; two codes to a byte, the even one low, when 4 bits are enough."""
-    at = address(indices, np.int64, window.num_codes, "indices")
-    to = address(codes, np.uint8, window.codes_nbytes, "codes", written=True)
-    bad = LIBRARY.vdnn_pack_window(at, window.num_codes, extents(window), to, threads or 0)
+def pack_window(indices: np.ndarray, window: Window, taps: np.ndarray, *, threads: int | None = None) -> None:
+    """taps[i] = where in its window indices[i] lies; two taps to a byte, the even one low, when 4 bits are enough."""
+    at = address(indices, np.int64, window.num_pooled, "indices")
+    to = address(taps, np.uint8, window.taps_nbytes, "taps", written=True)
+    bad = LIBRARY.vdnn_pack_window(at, window.num_pooled, extents(window), to, threads or 0)
     if bad >= 0:
         raise outside_window(bad, indices, window)
 
 
-def unpack_window(codes: np.ndarray, window: Window, indices: np.ndarray, *, threads: int | None = None) -> None:
+def unpack_window(taps: np.ndarray, window: Window, indices: np.ndarray, *, threads: int | None = None) -> None:
     """indices[i] = the index aten had written."""
-    at = address(codes, np.uint8, window.codes_nbytes, "codes")
-    to = address(indices, np.int64, window.num_codes, "indices", written=True)
-    if not LIBRARY.vdnn_unpack_window(at, window.num_codes, extents(window), to, threads or 0):
-        raise damaged_codes(window)
+    at = address(taps, np.uint8, window.taps_nbytes, "taps")
+    to = address(indices, np.int64, window.num_pooled, "indices", written=True)
+    if not LIBRARY.vdnn_unpack_window(at, window.num_pooled, extents(window), to, threads or 0):
+        raise damaged_taps(window)
 
 
 def window_backward(
-    gradient: np.ndarray, codes: np.ndarray, window: Window, target: np.ndarray, *, threads: int | None = None
+    gradient: np.ndarray, taps: np.ndarray, window: Window, target: np.ndarray, *, threads: int | None = None
 ) -> None:
     """Each gradient is added to the input its output was taken from, in ascending output order within a plane."""
-    of = address(gradient, np.float32, window.num_codes, "gradient")
-    at = address(codes, np.uint8, window.codes_nbytes, "codes")
+    of = address(gradient, np.float32, window.num_pooled, "gradient")
+    at = address(taps, np.uint8, window.taps_nbytes, "taps")
     to = address(target, np.float32, window.num_inputs, "target", written=True)
     if not LIBRARY.vdnn_window_backward(of, at, extents(window), to, threads or 0):
-        raise damaged_codes(window)
+        raise damaged_taps(window)
 
 
-def damaged_codes(window: Window) -> ValueError:
+def damaged_taps(window: Window) -> ValueError:
     return ValueError(
-        f"some codes are not positions in a kernel of {window.kernel}, or lead out of an input of {window.input}:"
+        f"some taps are not positions in a kernel of {window.kernel}, or lead out of an input of {window.input}:"
         " they were not written for this pooling"
     )
 
@@ -150,7 +150,7 @@ def reduce(source: np.ndarray, format: str, target: np.ndarray, *, threads: int 
 
 
 def expand(source: np.ndarray, format: str, target: np.ndarray, *, threads: int | None = None) -> None:
-    """Packed codes as float32 values; how many there are is target's length."""
+    """Packed patterns as float32 values; how many there are is target's length."""
     at = address(source, np.uint8, reduced_nbytes(len(target), format), "source")
     to = address(target, np.float32, 0, "target", written=True)
     LIBRARY.vdnn_expand(at, len(target), FORMATS[format], to, threads or 0)

@@ -11,7 +11,7 @@ import numpy as np
 
 from vdnn.codecs.kernels.element_types import as_unsigned
 from vdnn.codecs.kernels.formats import format_of
-from vdnn.codecs.kernels.reference_floats import codes_of, pack_codes, unpack_codes, values_of
+from vdnn.codecs.kernels.reference_floats import pack_patterns, patterns_of, unpack_patterns, values_of
 from vdnn.codecs.kernels.reference_masks import of_bits, pieces, unpacked
 from vdnn.codecs.kernels.sparse_layout import (
     BLOCK,
@@ -36,14 +36,14 @@ def encoded_values(elements: np.ndarray, format: str) -> np.ndarray:
     """Some elements' bits in the value format, as bytes."""
     if format == RAW:
         return elements.view(np.uint8)
-    return pack_codes(codes_of(elements.view(np.float32), format_of(format)), format_of(format))
+    return pack_patterns(patterns_of(elements.view(np.float32), format_of(format)), format_of(format))
 
 
 def decoded_values(packed: np.ndarray, count: int, element_nbytes: int, format: str) -> np.ndarray:
     """Bytes in the value format as `count` elements' bits."""
     if format == RAW:
         return as_unsigned(packed, element_nbytes)
-    return values_of(unpack_codes(packed, count, format_of(format)), format_of(format)).view(np.uint32)
+    return values_of(unpack_patterns(packed, count, format_of(format)), format_of(format)).view(np.uint32)
 
 
 def sparse_encode(

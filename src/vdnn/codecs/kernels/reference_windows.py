@@ -1,6 +1,6 @@
-"""Max pooling's window codes in numpy: the definition of pack_window, unpack_window and window_backward.
+"""Max pooling's window taps in numpy: the definition of pack_window, unpack_window and window_backward.
 
-Enters: aten's int64 indices, or codes. Leaves: nothing, results go into the array that was handed in. window.py has the
+Enters: aten's int64 indices, or taps. Leaves: nothing, results go into the array that was handed in. window.py has the
 geometry and the memory order.
 """
 
@@ -24,35 +24,35 @@ def coordinates(piece: slice, window: Window) -> tuple[np.ndarray, list[np.ndarr
     return rest * window.inner + inner, begins
 
 
-def indices_of(codes: np.ndarray, begins: list[np.ndarray], window: Window) -> np.ndarray:
-    """Codes as indices into the plane: where the window begins, plus kernel position times dilation, on each axis."""
-    index = np.zeros(len(codes), np.int64)
-    for axis, kernel_position in enumerate(np.unravel_index(codes, window.kernel)):
+def indices_of(taps: np.ndarray, begins: list[np.ndarray], window: Window) -> np.ndarray:
+    """Taps as indices into the plane: where the window begins, plus kernel position times dilation, on each axis."""
+    index = np.zeros(len(taps), np.int64)
+    for axis, kernel_position in enumerate(np.unravel_index(taps, window.kernel)):
         index = index * window.input[axis] + begins[axis] + kernel_position * window.dilation[axis]
     return index
 
 
-def codes_of(indices: np.ndarray, begins: list[np.ndarray], window: Window) -> tuple[np.ndarray, np.ndarray]:
-    """Indices as codes, and which of them do lie in their window."""
+def taps_of(indices: np.ndarray, begins: list[np.ndarray], window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """Indices as taps, and which of them do lie in their window."""
     _, height, width = window.input
     rest, column = np.divmod(indices, max(width, 1))
     depth, row = np.divmod(rest, max(height, 1))
-    codes, inside = np.zeros(len(indices), np.int64), (depth >= 0) & (depth < window.input[0])
+    taps, inside = np.zeros(len(indices), np.int64), (depth >= 0) & (depth < window.input[0])
     for axis, position in enumerate((depth, row, column)):
         steps, remainder = np.divmod(position - begins[axis], window.dilation[axis])
         inside &= (remainder == 0) & (steps >= 0) & (steps < window.kernel[axis])
-        codes = codes * window.kernel[axis] + steps
-    return codes, inside
+        taps = taps * window.kernel[axis] + steps
+    return taps, inside
 
 
-def pack_window(indices: np.ndarray, window: Window, codes: np.ndarray, *, threads: int | None = None) -> None:
-    """codes[i] = where in its window indices[i] lies; two codes to a byte, the even one low, when 4 bits are enough."""
+def pack_window(indices: np.ndarray, window: Window, taps: np.ndarray, *, threads: int | None = None) -> None:
+    """taps[i] = where in its window indices[i] lies; two taps to a byte, the even one low, when 4 bits are enough."""
     for piece in pieces(len(indices), PIECE):
         _, begins = coordinates(piece, window)
-        chosen, inside = codes_of(indices[piece], begins, window)
+        chosen, inside = taps_of(indices[piece], begins, window)
         if not inside.all():
             raise outside_window(piece.start + int(np.argmin(inside)), indices, window)
-        write_codes(chosen.astype(np.uint8), piece, window, codes)
+        write_taps(chosen.astype(np.uint8), piece, window, taps)
 
 
 def outside_window(element: int, indices: np.ndarray, window: Window) -> ValueError:
@@ -65,30 +65,30 @@ def outside_window(element: int, indices: np.ndarray, window: Window) -> ValueEr
     )
 
 
-def write_codes(chosen: np.ndarray, piece: slice, window: Window, codes: np.ndarray) -> None:
-    if window.code_bits == 8:
-        codes[piece] = chosen
+def write_taps(chosen: np.ndarray, piece: slice, window: Window, taps: np.ndarray) -> None:
+    if window.tap_bits == 8:
+        taps[piece] = chosen
         return
     pairs = np.append(chosen, np.uint8(0)) if len(chosen) % 2 else chosen
-    codes[piece.start // 2 : -(-piece.stop // 2)] = pairs[0::2] | pairs[1::2] << np.uint8(4)
+    taps[piece.start // 2 : -(-piece.stop // 2)] = pairs[0::2] | pairs[1::2] << np.uint8(4)
 
 
-def read_codes(piece: slice, window: Window, codes: np.ndarray) -> np.ndarray:
-    if window.code_bits == 8:
-        return codes[piece]
-    packed = codes[piece.start // 2 : -(-piece.stop // 2)]
+def read_taps(piece: slice, window: Window, taps: np.ndarray) -> np.ndarray:
+    if window.tap_bits == 8:
+        return taps[piece]
+    packed = taps[piece.start // 2 : -(-piece.stop // 2)]
     return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=1).reshape(-1)[: piece.stop - piece.start]
 
 
-def unpack_window(codes: np.ndarray, window: Window, indices: np.ndarray, *, threads: int | None = None) -> None:
+def unpack_window(taps: np.ndarray, window: Window, indices: np.ndarray, *, threads: int | None = None) -> None:
     """indices[i] = the index aten had written."""
     for piece in pieces(len(indices), PIECE):
         _, begins = coordinates(piece, window)
-        indices[piece] = indices_of(read_codes(piece, window, codes), begins, window)
+        indices[piece] = indices_of(read_taps(piece, window, taps), begins, window)
 
 
 def window_backward(
-    gradient: np.ndarray, codes: np.ndarray, window: Window, target: np.ndarray, *, threads: int | None = None
+    gradient: np.ndarray, taps: np.ndarray, window: Window, target: np.ndarray, *, threads: int | None = None
 ) -> None:
     """Each gradient is added to the input its output was taken from, in ascending output order within a plane.
 
@@ -99,5 +99,5 @@ def window_backward(
     for piece in pieces(len(gradient), PIECE):
         plane, begins = coordinates(piece, window)
         outer, inner = np.divmod(plane, window.inner)
-        index = indices_of(read_codes(piece, window, codes), begins, window)
+        index = indices_of(read_taps(piece, window, taps), begins, window)
         np.add.at(target, (outer * plane_size + index) * window.inner + inner, gradient[piece])

@@ -1,8 +1,8 @@
 """Short floats in Triton: reduce and expand. reference_floats.py defines them, formats.py has the table and the rules.
 
-Enters: float32 values, or packed codes. Leaves: nothing, results go into the tensor that was handed in. The one idea is
-the reference's: rounding, clamping and flushing are integer arithmetic on the bits. A device's own conversions differ
-in what they make of a NaN and of what is too large, and none of them knows fp10.
+Enters: float32 values, or packed patterns. Leaves: nothing, results go into the tensor that was handed in. The one idea
+is the reference's: rounding, clamping and flushing are integer arithmetic on the bits. A device's own conversions
+differ in what they make of a NaN and of what is too large, and none of them knows fp10.
 """
 
 # Constants of a kernel are in capitals, as in Triton's own.
@@ -50,23 +50,23 @@ def layout_of(format: str) -> Layout:
     shift, rebias = FLOAT32_MANTISSA_BITS - its.mantissa_bits, FLOAT32_BIAS - its.bias
     sign_place, smallest_normal = its.exponent_bits + its.mantissa_bits, 1 << its.mantissa_bits
     return Layout(
-        format, shift, rebias, smallest_normal, its.largest_code, its.nan_code, sign_place, its.values_per_group
+        format, shift, rebias, smallest_normal, its.largest_pattern, its.nan_pattern, sign_place, its.values_per_group
     )
 
 
 @triton.jit
-def codes_of(bits: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
-    """The bits of float32 values (int32) as codes (int32)."""
+def patterns_of(bits: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+    """The bits of float32 values (int32) as patterns (int32)."""
     magnitude = tl.minimum(bits & _MAGNITUDE, _INFINITY)  # so that rounding a NaN cannot overflow
     kept = magnitude >> LAYOUT.shift
-    code = (magnitude + (1 << (LAYOUT.shift - 1)) - 1 + (kept & 1)) >> LAYOUT.shift
-    code -= LAYOUT.rebias * LAYOUT.smallest_normal
+    pattern = (magnitude + (1 << (LAYOUT.shift - 1)) - 1 + (kept & 1)) >> LAYOUT.shift
+    pattern -= LAYOUT.rebias * LAYOUT.smallest_normal
     if LAYOUT.name == "fp16":
-        code = tl.where(code < LAYOUT.smallest_normal, half_subnormals(magnitude), code)
+        pattern = tl.where(pattern < LAYOUT.smallest_normal, half_subnormals(magnitude), pattern)
     elif LAYOUT.name != "bf16":  # whose exponents are float32's, subnormals included
-        code = tl.where(code < LAYOUT.smallest_normal, 0, code)
-    code = tl.where((bits & _MAGNITUDE) > _INFINITY, LAYOUT.nan, tl.minimum(code, LAYOUT.largest))
-    return code | (((bits >> 31) & 1) << LAYOUT.sign_place)
+        pattern = tl.where(pattern < LAYOUT.smallest_normal, 0, pattern)
+    pattern = tl.where((bits & _MAGNITUDE) > _INFINITY, LAYOUT.nan, tl.minimum(pattern, LAYOUT.largest))
+    return pattern | (((bits >> 31) & 1) << LAYOUT.sign_place)
 
 
 @triton.jit
@@ -82,9 +82,9 @@ def half_subnormals(magnitude: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def values_of(code: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
-    """Codes (int32) as the bits of float32 values (int32)."""
-    magnitude = code & ((1 << LAYOUT.sign_place) - 1)
+def values_of(pattern: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+    """Patterns (int32) as the bits of float32 values (int32)."""
+    magnitude = pattern & ((1 << LAYOUT.sign_place) - 1)
     bits = (magnitude << LAYOUT.shift) + (LAYOUT.rebias << 23)
     if LAYOUT.name == "fp16":
         subnormal = (magnitude.to(tl.float32) * _HALF_SMALLEST).to(tl.int32, bitcast=True)
@@ -94,7 +94,7 @@ def values_of(code: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
     elif LAYOUT.name != "bf16":
         bits = tl.where(magnitude < LAYOUT.smallest_normal, 0, bits)
         bits = tl.where(magnitude == LAYOUT.nan, _NAN, bits)
-    return bits | ((code >> LAYOUT.sign_place) << 31)
+    return bits | ((pattern >> LAYOUT.sign_place) << 31)
 
 
 @triton.jit
@@ -111,7 +111,7 @@ def _reduce(
     for lane in tl.static_range(GROUP):
         at = group * GROUP + lane
         bits = tl.load(source + at, mask=at < n, other=0)
-        word |= codes_of(bits, LAYOUT) << (10 * lane)
+        word |= patterns_of(bits, LAYOUT) << (10 * lane)
     tl.store(target + group, word.to(target.dtype.element_ty), mask=group * GROUP < n)
 
 
@@ -135,17 +135,17 @@ def _expand(
     word = tl.load(source + group, mask=group * GROUP < n, other=0).to(tl.int32)
     for lane in tl.static_range(GROUP):
         at = group * GROUP + lane
-        tl.store(target + at, values_of(code_in(word, lane, LAYOUT), LAYOUT), mask=at < n)
+        tl.store(target + at, values_of(pattern_in(word, lane, LAYOUT), LAYOUT), mask=at < n)
 
 
 @triton.jit
-def code_in(word: tl.tensor, lane: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
-    """One code of a group, without what surrounds it."""
+def pattern_in(word: tl.tensor, lane: tl.tensor, LAYOUT: tl.constexpr) -> tl.tensor:
+    """One pattern of a group, without what surrounds it."""
     return (word >> (10 * lane)) & ((2 << LAYOUT.sign_place) - 1)
 
 
 def expand(source: torch.Tensor, format: str, target: torch.Tensor, *, threads: int | None = None) -> None:
-    """Packed codes as float32 values; how many there are is target's length."""
+    """Packed patterns as float32 values; how many there are is target's length."""
     n, layout, group_nbytes = target.numel(), layout_of(format), format_of(format).group_nbytes
     words, programs = elements(source, group_nbytes), num_programs(n, BLOCK * layout.group)
     launch(_expand, programs, words, target.view(torch.int32), n, LAYOUT=layout, GROUP=layout.group, BLOCK=BLOCK)

@@ -18,7 +18,7 @@ import triton.language as tl
 from vdnn.codecs.kernels.formats import format_of
 from vdnn.codecs.kernels.reference_sparse import check_sparse
 from vdnn.codecs.kernels.sparse_layout import BLOCK, RAW
-from vdnn.codecs.kernels.triton_floats import Layout, code_in, codes_of, layout_of, values_of
+from vdnn.codecs.kernels.triton_floats import Layout, layout_of, pattern_in, patterns_of, values_of
 from vdnn.codecs.kernels.triton_launch import elements, launch, num_programs
 from vdnn.codecs.kernels.triton_masks import bit_at, packed_bits
 
@@ -31,7 +31,7 @@ def value_layout(format: str) -> Layout | None:
 
 
 def word_nbytes(element_nbytes: int, format: str) -> int:
-    """What a value is written as: itself, its code, or a word of three codes."""
+    """What a value is written as: itself, its pattern, or a word of three patterns."""
     return element_nbytes if format == RAW else format_of(format).group_nbytes
 
 
@@ -48,7 +48,7 @@ def store_values(raw: tl.tensor, values: tl.tensor, at: tl.tensor, wanted: tl.te
     if LAYOUT is None:
         tl.store(values + at, raw, mask=wanted)
     else:
-        tl.store(values + at, codes_of(raw, LAYOUT).to(values.dtype.element_ty), mask=wanted)
+        tl.store(values + at, patterns_of(raw, LAYOUT).to(values.dtype.element_ty), mask=wanted)
 
 
 @triton.jit
@@ -57,8 +57,8 @@ def load_values(values: tl.tensor, at: tl.tensor, wanted: tl.tensor, LAYOUT: tl.
     if LAYOUT is None:
         return tl.load(values + at, mask=wanted, other=0)
     else:
-        code = code_in(tl.load(values + at, mask=wanted, other=0).to(tl.int32), 0, LAYOUT)
-        return tl.where(wanted, values_of(code, LAYOUT), 0)
+        pattern = pattern_in(tl.load(values + at, mask=wanted, other=0).to(tl.int32), 0, LAYOUT)
+        return tl.where(wanted, values_of(pattern, LAYOUT), 0)
 
 
 @triton.jit
@@ -101,7 +101,7 @@ def _compact(
     if GROUP == 1:
         store_values(raw, values, word, wanted, LAYOUT)
     else:  # three elements share a word: each sets its own bits of it, in whatever order
-        tl.atomic_or(values + word, codes_of(raw, LAYOUT) << (10 * (place % GROUP)), mask=wanted, sem="relaxed")
+        tl.atomic_or(values + word, patterns_of(raw, LAYOUT) << (10 * (place % GROUP)), mask=wanted, sem="relaxed")
 
 
 def sparse_encode(
@@ -153,8 +153,8 @@ def _spread(
     if GROUP == 1:
         raw = load_values(values, word, wanted, LAYOUT)
     else:
-        code = code_in(tl.load(values + word, mask=wanted, other=0), place % GROUP, LAYOUT)
-        raw = tl.where(wanted, values_of(code, LAYOUT), 0)
+        pattern = pattern_in(tl.load(values + word, mask=wanted, other=0), place % GROUP, LAYOUT)
+        raw = tl.where(wanted, values_of(pattern, LAYOUT), 0)
     tl.store(target + at, raw, mask=at < n)
 
 

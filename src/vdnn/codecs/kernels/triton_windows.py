@@ -1,4 +1,4 @@
-"""Max pooling's window codes in Triton: pack_window, unpack_window, window_backward. reference_windows.py defines them.
+"""Max pooling's window taps in Triton: pack_window, unpack_window, window_backward. reference_windows.py defines them.
 
 Enters: flat tensors on an accelerator, and the window. Leaves: nothing, results go into the tensor that was handed in.
 The one idea is in the backward: scattering gradients needs atomic additions, whose order changes from run to run. Here
@@ -34,14 +34,14 @@ class Geometry(NamedTuple):
     dilation: Extents
     covering: Extents
     """How many windows one input element lies in at most, along each axis."""
-    codes_per_byte: int
+    taps_per_byte: int
 
 
 def geometry_of(window: Window) -> Geometry:
     axes = zip(window.kernel, window.stride, window.dilation, strict=True)
     depth, height, width = ((kernel - 1) * dilation // stride + 1 for kernel, stride, dilation in axes)
     shape = window.kernel, window.stride, window.padding, window.dilation
-    return Geometry(*shape, (depth, height, width), 8 // window.code_bits)
+    return Geometry(*shape, (depth, height, width), 8 // window.tap_bits)
 
 
 @triton.jit
@@ -53,16 +53,16 @@ def plane_position(at: tl.tensor, extents: tl.tuple, inner: tl.tensor) -> tl.tup
 
 
 @triton.jit
-def tap(position: tl.tensor, window: tl.tensor, AXIS: tl.constexpr, GEOMETRY: tl.constexpr) -> tl.tuple:
+def axis_tap(position: tl.tensor, window: tl.tensor, AXIS: tl.constexpr, GEOMETRY: tl.constexpr) -> tl.tuple:
     """Which position of the kernel looks at an input's position along an axis, and whether one does."""
     from_begin = position + GEOMETRY.padding[AXIS] - window * GEOMETRY.stride[AXIS]
-    tap = from_begin // GEOMETRY.dilation[AXIS]
-    is_hit = (from_begin >= 0) & (from_begin % GEOMETRY.dilation[AXIS] == 0) & (tap < GEOMETRY.kernel[AXIS])
-    return tap, is_hit
+    axis_tap = from_begin // GEOMETRY.dilation[AXIS]
+    is_hit = (from_begin >= 0) & (from_begin % GEOMETRY.dilation[AXIS] == 0) & (axis_tap < GEOMETRY.kernel[AXIS])
+    return axis_tap, is_hit
 
 
 @triton.jit
-def code_and_hit(
+def tap_and_hit(
     depth: tl.tensor,
     height: tl.tensor,
     width: tl.tensor,
@@ -71,19 +71,19 @@ def code_and_hit(
     out_width: tl.tensor,
     GEOMETRY: tl.constexpr,
 ) -> tl.tuple:
-    """The code by which a window names an input position, and whether that position is in the window at all."""
-    tap_depth, hits_depth = tap(depth, out_depth, 0, GEOMETRY)
-    tap_height, hits_height = tap(height, out_height, 1, GEOMETRY)
-    tap_width, hits_width = tap(width, out_width, 2, GEOMETRY)
-    code = (tap_depth * GEOMETRY.kernel[1] + tap_height) * GEOMETRY.kernel[2] + tap_width
-    return code.to(tl.int32), hits_depth & hits_height & hits_width
+    """The tap by which a window names an input position, and whether that position is in the window at all."""
+    tap_depth, hits_depth = axis_tap(depth, out_depth, 0, GEOMETRY)
+    tap_height, hits_height = axis_tap(height, out_height, 1, GEOMETRY)
+    tap_width, hits_width = axis_tap(width, out_width, 2, GEOMETRY)
+    tap = (tap_depth * GEOMETRY.kernel[1] + tap_height) * GEOMETRY.kernel[2] + tap_width
+    return tap.to(tl.int32), hits_depth & hits_height & hits_width
 
 
 @triton.jit
-def code_at(codes: tl.tensor, at: tl.tensor, inside: tl.tensor, GEOMETRY: tl.constexpr) -> tl.tensor:
-    """The codes of these pooled elements, two to a byte or one."""
-    byte = tl.load(codes + at // GEOMETRY.codes_per_byte, mask=inside, other=0).to(tl.int32)
-    if GEOMETRY.codes_per_byte == 2:
+def tap_at(taps: tl.tensor, at: tl.tensor, inside: tl.tensor, GEOMETRY: tl.constexpr) -> tl.tensor:
+    """The taps of these pooled elements, two to a byte or one."""
+    byte = tl.load(taps + at // GEOMETRY.taps_per_byte, mask=inside, other=0).to(tl.int32)
+    if GEOMETRY.taps_per_byte == 2:
         byte = (byte >> (4 * (at % 2)).to(tl.int32)) & 15
     return byte
 
@@ -91,7 +91,7 @@ def code_at(codes: tl.tensor, at: tl.tensor, inside: tl.tensor, GEOMETRY: tl.con
 @triton.jit
 def _pack_window(
     indices: tl.tensor,
-    codes: tl.tensor,
+    taps: tl.tensor,
     first_outside: tl.tensor,
     m: tl.int64,
     plane: tl.int64,
@@ -99,49 +99,49 @@ def _pack_window(
     output: tl.tuple,
     inner: tl.tensor,
     GEOMETRY: tl.constexpr,
-    CODES_PER_BYTE: tl.constexpr,
+    TAPS_PER_BYTE: tl.constexpr,
     OFFSET: tl.constexpr,
     BYTES: tl.constexpr,
 ) -> None:
     byte = tl.program_id(0).to(OFFSET) * BYTES + tl.arange(0, BYTES)
-    lane = tl.arange(0, CODES_PER_BYTE)[None, :]
-    at = byte[:, None] * CODES_PER_BYTE + lane
+    lane = tl.arange(0, TAPS_PER_BYTE)[None, :]
+    at = byte[:, None] * TAPS_PER_BYTE + lane
     index = tl.load(indices + at, mask=at < m, other=0)
     is_index = (index >= 0) & (index < plane)
     _, depth, height, width, _ = plane_position(tl.where(is_index, index, 0).to(OFFSET), input, 1)
     _, out_depth, out_height, out_width, _ = plane_position(at, output, inner)
-    code, is_hit = code_and_hit(depth, height, width, out_depth, out_height, out_width, GEOMETRY)
+    tap, is_hit = tap_and_hit(depth, height, width, out_depth, out_height, out_width, GEOMETRY)
     is_right = (is_index & is_hit) | (at >= m)
-    code = tl.where(is_right & (at < m), code, 0)
-    tl.store(codes + byte, tl.sum(code << (4 * lane), axis=1).to(tl.uint8), mask=byte * CODES_PER_BYTE < m)
+    tap = tl.where(is_right & (at < m), tap, 0)
+    tl.store(taps + byte, tl.sum(tap << (4 * lane), axis=1).to(tl.uint8), mask=byte * TAPS_PER_BYTE < m)
     wrong = tl.where(is_right, m, at).to(tl.int64)
     tl.store(first_outside + tl.program_id(0), tl.min(tl.min(wrong, axis=1), axis=0))
 
 
-def pack_window(indices: torch.Tensor, window: Window, codes: torch.Tensor, *, threads: int | None = None) -> None:
-    """codes[i] = where in its window indices[i] lies; two codes to a byte, the even one low, when 4 bits are enough.
+def pack_window(indices: torch.Tensor, window: Window, taps: torch.Tensor, *, threads: int | None = None) -> None:
+    """taps[i] = where in its window indices[i] lies; two taps to a byte, the even one low, when 4 bits are enough.
 
     Waits for the device once, to learn whether every index does lie in its window.
     """
     m, geometry = indices.numel(), geometry_of(window)
-    block = BLOCK // geometry.codes_per_byte
-    programs = num_programs(-(-m // geometry.codes_per_byte), block)
+    block = BLOCK // geometry.taps_per_byte
+    programs = num_programs(-(-m // geometry.taps_per_byte), block)
     first_outside = torch.full((programs,), m, dtype=torch.int64, device=indices.device)
     sizes = m, prod(window.input), window.input, window.output, window.inner
-    constants = {"CODES_PER_BYTE": geometry.codes_per_byte, "OFFSET": offset_of(window), "BYTES": block}
-    launch(_pack_window, programs, indices, codes, first_outside, *sizes, GEOMETRY=geometry, **constants)
+    constants = {"TAPS_PER_BYTE": geometry.taps_per_byte, "OFFSET": offset_of(window), "BYTES": block}
+    launch(_pack_window, programs, indices, taps, first_outside, *sizes, GEOMETRY=geometry, **constants)
     first = int(first_outside.min()) if programs else m
     if first < m:
         raise outside_window(first, indices.cpu().numpy(), window)
 
 
 def offset_of(window: Window) -> tl.dtype:
-    return offset_type(max(window.num_codes, window.num_inputs))
+    return offset_type(max(window.num_pooled, window.num_inputs))
 
 
 @triton.jit
 def _unpack_window(
-    codes: tl.tensor,
+    taps: tl.tensor,
     indices: tl.tensor,
     m: tl.int64,
     input: tl.tuple,
@@ -152,26 +152,26 @@ def _unpack_window(
     BLOCK: tl.constexpr,
 ) -> None:
     at = tl.program_id(0).to(OFFSET) * BLOCK + tl.arange(0, BLOCK)
-    code = code_at(codes, at, at < m, GEOMETRY)
+    tap = tap_at(taps, at, at < m, GEOMETRY)
     _, out_depth, out_height, out_width, _ = plane_position(at, output, inner)
-    depth = looked_at(out_depth, code // (GEOMETRY.kernel[1] * GEOMETRY.kernel[2]), 0, GEOMETRY)
-    height = looked_at(out_height, code // GEOMETRY.kernel[2] % GEOMETRY.kernel[1], 1, GEOMETRY)
-    width = looked_at(out_width, code % GEOMETRY.kernel[2], 2, GEOMETRY)
+    depth = looked_at(out_depth, tap // (GEOMETRY.kernel[1] * GEOMETRY.kernel[2]), 0, GEOMETRY)
+    height = looked_at(out_height, tap // GEOMETRY.kernel[2] % GEOMETRY.kernel[1], 1, GEOMETRY)
+    width = looked_at(out_width, tap % GEOMETRY.kernel[2], 2, GEOMETRY)
     index = (depth.to(tl.int64) * input[1] + height) * input[2] + width
     tl.store(indices + at, index, mask=at < m)
 
 
 @triton.jit
-def looked_at(window: tl.tensor, tap: tl.tensor, AXIS: tl.constexpr, GEOMETRY: tl.constexpr) -> tl.tensor:
+def looked_at(window: tl.tensor, axis_tap: tl.tensor, AXIS: tl.constexpr, GEOMETRY: tl.constexpr) -> tl.tensor:
     """The input's position along an axis that a position of the kernel looks at."""
-    return window * GEOMETRY.stride[AXIS] - GEOMETRY.padding[AXIS] + tap * GEOMETRY.dilation[AXIS]
+    return window * GEOMETRY.stride[AXIS] - GEOMETRY.padding[AXIS] + axis_tap * GEOMETRY.dilation[AXIS]
 
 
-def unpack_window(codes: torch.Tensor, window: Window, indices: torch.Tensor, *, threads: int | None = None) -> None:
+def unpack_window(taps: torch.Tensor, window: Window, indices: torch.Tensor, *, threads: int | None = None) -> None:
     """indices[i] = the index aten had written."""
     sizes = indices.numel(), window.input, window.output, window.inner
     constants = {"GEOMETRY": geometry_of(window), "OFFSET": offset_of(window), "BLOCK": BLOCK}
-    launch(_unpack_window, num_programs(indices.numel(), BLOCK), codes, indices, *sizes, **constants)
+    launch(_unpack_window, num_programs(indices.numel(), BLOCK), taps, indices, *sizes, **constants)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def first_window(position: tl.tensor, AXIS: tl.constexpr, GEOMETRY: tl.constexpr
 @triton.jit
 def _window_backward(
     gradient: tl.tensor,
-    codes: tl.tensor,
+    taps: tl.tensor,
     target: tl.tensor,
     n: tl.int64,
     input: tl.tuple,
@@ -204,19 +204,19 @@ def _window_backward(
             out_height = first_window(height, 1, GEOMETRY) + j
             for k in range(GEOMETRY.covering[2]):
                 out_width = first_window(width, 2, GEOMETRY) + k
-                mine, is_hit = code_and_hit(depth, height, width, out_depth, out_height, out_width, GEOMETRY)
+                mine, is_hit = tap_and_hit(depth, height, width, out_depth, out_height, out_width, GEOMETRY)
                 is_window = (out_depth < output[0]) & (out_height < output[1]) & (out_width < output[2])
                 inside = is_hit & is_window & (at < n)
                 row = (outer * output[0] + out_depth) * output[1] + out_height
                 out = (row * output[2] + out_width) * inner + channel
-                is_mine = inside & (code_at(codes, out, inside, GEOMETRY) == mine)
+                is_mine = inside & (tap_at(taps, out, inside, GEOMETRY) == mine)
                 total += tl.load(gradient + out, mask=is_mine, other=0.0)
     tl.store(target + at, total, mask=at < n)
 
 
 def window_backward(
     gradient: torch.Tensor,
-    codes: torch.Tensor,
+    taps: torch.Tensor,
     window: Window,
     target: torch.Tensor,
     *,
@@ -228,4 +228,4 @@ def window_backward(
     """
     sizes = target.numel(), window.input, window.output, window.inner
     constants = {"GEOMETRY": geometry_of(window), "OFFSET": offset_of(window), "BLOCK": BLOCK}
-    launch(_window_backward, num_programs(target.numel(), BLOCK), gradient, codes, target, *sizes, **constants)
+    launch(_window_backward, num_programs(target.numel(), BLOCK), gradient, taps, target, *sizes, **constants)

@@ -1,14 +1,15 @@
 """Where a max pooling took each of its outputs from: the geometry of its windows.
 
 Enters: kernel, stride, padding, dilation, input and output extents, and the memory order. Leaves: `Window`, which knows
-how many codes there are and how wide one is. The one idea: an index into the whole input plane takes 64 bits, the
-position inside the window takes 4, and the geometry turns one into the other. Gist (ISCA 2018) calls it the Y-to-X map.
+how many outputs there are and how wide the tap of one is. The one idea: an index into the whole input plane takes 64
+bits, the position inside the window takes 4, and the geometry turns one into the other. Gist (ISCA 2018) calls it the
+Y-to-X map.
 
     pooled tensor in memory    [outer, output depth, output height, output width, inner]
     contiguous                 outer = batch * channels, inner = 1
     channels_last              outer = batch,            inner = channels
     index                      (input depth * H + input height) * W + input width, as aten's
-    code                       (kernel depth * KH + kernel height) * KW + kernel width
+    tap                        (kernel depth * KH + kernel height) * KW + kernel width
     position along an axis     input = output * stride - padding + kernel * dilation
 
 Two-dimensional pooling has depth 1 everywhere, no padding and no dilation there.
@@ -43,21 +44,21 @@ class Window:
             raise ValueError(f"a window has no negative sizes: {self}")
         if prod(self.kernel) > 256:
             raise ValueError(
-                f"a window code is one byte at most: a kernel of {self.kernel} has {prod(self.kernel)} positions,"
+                f"a window tap is one byte at most: a kernel of {self.kernel} has {prod(self.kernel)} positions,"
                 " more than 256. Keep the indices of this pooling as they are."
             )
 
     @property
-    def code_bits(self) -> int:
+    def tap_bits(self) -> int:
         return 4 if prod(self.kernel) <= 16 else 8
 
     @property
-    def num_codes(self) -> int:
+    def num_pooled(self) -> int:
         return self.outer * prod(self.output) * self.inner
 
     @property
-    def codes_nbytes(self) -> int:
-        return -(-self.num_codes * self.code_bits // 8)
+    def taps_nbytes(self) -> int:
+        return -(-self.num_pooled * self.tap_bits // 8)
 
     @property
     def num_inputs(self) -> int:

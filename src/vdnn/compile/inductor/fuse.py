@@ -1,7 +1,7 @@
 """Regions of a planned step as kernels that TorchInductor makes, where they keep to the plan's bytes.
 
 Enters: the two programs of a plan. Leaves: the same programs with regions (`compile/inductor/regions.py`) computed by
-one kernel each. The plan, its moves, codes and replays are untouched, and so are convolutions, products and random
+one kernel each. The plan, its moves, encodings and replays are untouched, and so are convolutions, products and random
 numbers.
 
 The one idea: what a kernel allocates is known before any step runs. It is tried once, on tensors of its inputs'

@@ -78,7 +78,8 @@ def graph_to_json(graph: Graph, words: Words) -> Json:
 def graph_from_json(document: Json, word: Callable[[int], str]) -> Graph:
     alphabets = {position: tuple(numbers) for position, numbers in document.get("alphabets", ())}
     exact = {
-        (moment, position): (tuple(detail), code) for moment, position, detail, code in document.get("exact_reads", ())
+        (moment, position): (tuple(detail), encoded)
+        for moment, position, detail, encoded in document.get("exact_reads", ())
     }
     ops = (
         Op(

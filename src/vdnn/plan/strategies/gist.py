@@ -42,7 +42,7 @@ _PARTIAL = {Need.SIGN: "sign-mask", Need.BOOL: "bool-mask", Need.WINDOW_INDEX: "
 
 
 def solve(problem: Problem) -> Plan:
-    """Every code that is shorter than its map; lossy ones if the problem allows them."""
+    """Every encoding that is shorter than its map; lossy ones if the problem allows them."""
     decisions = tuple(
         decision for stash in stashes(problem.graph) if (decision := encoding_decision(problem, stash)) is not None
     )

@@ -12,13 +12,13 @@ static int64_t packed_nbytes(enum format format, int64_t n) {
 struct conversion {
     float *values;
     enum format format;
-    uint8_t *codes;
+    uint8_t *packed;
 };
 
 static void reduce_chunk(void *context, int64_t begin, int64_t end) {
     struct conversion *job = context;
-    uint8_t *codes = job->codes + packed_nbytes(job->format, begin);
-    inner()->reduce[job->format](job->values + begin, end - begin, codes);
+    uint8_t *packed = job->packed + packed_nbytes(job->format, begin);
+    inner()->reduce[job->format](job->values + begin, end - begin, packed);
 }
 
 EXPORT void vdnn_reduce(const float *source, int64_t n, int format, uint8_t *target, int threads) {
@@ -28,8 +28,8 @@ EXPORT void vdnn_reduce(const float *source, int64_t n, int format, uint8_t *tar
 
 static void expand_chunk(void *context, int64_t begin, int64_t end) {
     struct conversion *job = context;
-    const uint8_t *codes = job->codes + packed_nbytes(job->format, begin);
-    inner()->expand[job->format](codes, end - begin, job->values + begin);
+    const uint8_t *packed = job->packed + packed_nbytes(job->format, begin);
+    inner()->expand[job->format](packed, end - begin, job->values + begin);
 }
 
 EXPORT void vdnn_expand(const uint8_t *source, int64_t n, int format, float *target, int threads) {

@@ -1,4 +1,4 @@
-/* Short floats with AVX2: eight codes at a time in 32-bit lanes, then packed into the bytes they take. */
+/* Short floats with AVX2: eight patterns at a time in 32-bit lanes, then packed into the bytes they take. */
 #include "kernels.h"
 
 #ifdef VDNN_X86
@@ -7,25 +7,25 @@
 
 WITH_AVX2_INLINE static __m256i all(uint32_t x) { return _mm256_set1_epi32((int)x); }
 
-/* code_of_bits in every lane. Signed comparisons are right: magnitudes have no sign bit, and a NaN, whose rounding may
- * carry into it, is replaced at the end. */
-WITH_AVX2_INLINE static __m256i codes_of(__m256i bits, const struct short_float layout) {
+/* pattern_of_bits in every lane. Signed comparisons are right: magnitudes have no sign bit, and a NaN, whose rounding
+ * may carry into it, is replaced at the end. */
+WITH_AVX2_INLINE static __m256i patterns_of(__m256i bits, const struct short_float layout) {
     const int shift = 23 - layout.mantissa_bits;
     __m256i magnitude = _mm256_and_si256(bits, all(0x7FFFFFFF));
-    __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(bits, 31), layout.code_bits - 1);
+    __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(bits, 31), layout.pattern_bits - 1);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(magnitude, shift), all(1));
     __m256i half = _mm256_add_epi32(magnitude, all((1u << (shift - 1)) - 1));
-    __m256i code = _mm256_sub_epi32(_mm256_srli_epi32(_mm256_add_epi32(half, odd), shift), all(layout.rebias));
-    if (layout.smallest > 0) code = _mm256_and_si256(code, _mm256_cmpgt_epi32(code, all(layout.smallest - 1)));
-    code = _mm256_min_epi32(code, all(layout.largest));
-    code = _mm256_blendv_epi8(code, all(layout.nan), _mm256_cmpgt_epi32(magnitude, all(0x7F800000)));
-    return _mm256_or_si256(code, sign);
+    __m256i pattern = _mm256_sub_epi32(_mm256_srli_epi32(_mm256_add_epi32(half, odd), shift), all(layout.rebias));
+    if (layout.smallest > 0) pattern = _mm256_and_si256(pattern, _mm256_cmpgt_epi32(pattern, all(layout.smallest - 1)));
+    pattern = _mm256_min_epi32(pattern, all(layout.largest));
+    pattern = _mm256_blendv_epi8(pattern, all(layout.nan), _mm256_cmpgt_epi32(magnitude, all(0x7F800000)));
+    return _mm256_or_si256(pattern, sign);
 }
 
-/* bits_of_code in every lane. Bits above the code are shifted out with its sign. */
-WITH_AVX2_INLINE static __m256i bits_of(__m256i code, const struct short_float layout) {
-    __m256i magnitude = _mm256_and_si256(code, all((1u << (layout.code_bits - 1)) - 1));
-    __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(code, layout.code_bits - 1), 31);
+/* bits_of_pattern in every lane. Bits above the pattern are shifted out with its sign. */
+WITH_AVX2_INLINE static __m256i bits_of(__m256i pattern, const struct short_float layout) {
+    __m256i magnitude = _mm256_and_si256(pattern, all((1u << (layout.pattern_bits - 1)) - 1));
+    __m256i sign = _mm256_slli_epi32(_mm256_srli_epi32(pattern, layout.pattern_bits - 1), 31);
     __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(magnitude, all(layout.rebias)), 23 - layout.mantissa_bits);
     bits = _mm256_and_si256(bits, _mm256_cmpgt_epi32(magnitude, all(layout.smallest - 1)));
     bits = _mm256_blendv_epi8(bits, all(0x7FC00000), _mm256_cmpeq_epi32(magnitude, all(layout.nan)));
@@ -58,8 +58,8 @@ WITH_AVX2 static void expand_fp16(const uint8_t *source, int64_t n, float *targe
 WITH_AVX2 static void reduce_bf16(const float *source, int64_t n, uint8_t *target) {
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        __m256i first = codes_of(load256(source + i), BF16_LAYOUT);
-        __m256i second = codes_of(load256(source + i + 8), BF16_LAYOUT);
+        __m256i first = patterns_of(load256(source + i), BF16_LAYOUT);
+        __m256i second = patterns_of(load256(source + i + 8), BF16_LAYOUT);
         store256(target + 2 * i, _mm256_permute4x64_epi64(_mm256_packus_epi32(first, second), _MM_SHUFFLE(3, 1, 2, 0)));
     }
     generic_inner()->reduce[BF16](source + i, n - i, target + 2 * i);
@@ -68,8 +68,8 @@ WITH_AVX2 static void reduce_bf16(const float *source, int64_t n, uint8_t *targe
 WITH_AVX2 static void expand_bf16(const uint8_t *source, int64_t n, float *target) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256i codes = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(source + 2 * i)));
-        store256(target + i, _mm256_slli_epi32(codes, 16));
+        __m256i patterns = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(source + 2 * i)));
+        store256(target + i, _mm256_slli_epi32(patterns, 16));
     }
     generic_inner()->expand[BF16](source + 2 * i, n - i, target + i);
 }
@@ -78,8 +78,9 @@ WITH_AVX2 static void reduce_fp8(const float *source, int64_t n, uint8_t *target
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     int64_t i = 0;
     for (; i + 32 <= n; i += 32) {
-        __m256i a = codes_of(load256(source + i), FP8_LAYOUT), b = codes_of(load256(source + i + 8), FP8_LAYOUT);
-        __m256i c = codes_of(load256(source + i + 16), FP8_LAYOUT), d = codes_of(load256(source + i + 24), FP8_LAYOUT);
+        __m256i a = patterns_of(load256(source + i), FP8_LAYOUT), b = patterns_of(load256(source + i + 8), FP8_LAYOUT);
+        __m256i c = patterns_of(load256(source + i + 16), FP8_LAYOUT);
+        __m256i d = patterns_of(load256(source + i + 24), FP8_LAYOUT);
         __m256i bytes = _mm256_packus_epi16(_mm256_packus_epi32(a, b), _mm256_packus_epi32(c, d));
         store256(target + i, _mm256_permutevar8x32_epi32(bytes, order));
     }
@@ -89,8 +90,8 @@ WITH_AVX2 static void reduce_fp8(const float *source, int64_t n, uint8_t *target
 WITH_AVX2 static void expand_fp8(const uint8_t *source, int64_t n, float *target) {
     int64_t i = 0;
     for (; i + 8 <= n; i += 8) {
-        __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(source + i)));
-        store256(target + i, bits_of(codes, FP8_LAYOUT));
+        __m256i patterns = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(source + i)));
+        store256(target + i, bits_of(patterns, FP8_LAYOUT));
     }
     generic_inner()->expand[FP8](source + i, n - i, target + i);
 }
@@ -108,8 +109,9 @@ WITH_AVX2 static void reduce_fp10(const float *source, int64_t n, uint8_t *targe
     const __m256i order2 = _mm256_setr_epi32(2, 5, 0, 3, 6, 1, 4, 7);
     int64_t i = 0;
     for (; i + 24 <= n; i += 24, target += 32) {
-        __m256i a = codes_of(load256(source + i), FP10_LAYOUT), b = codes_of(load256(source + i + 8), FP10_LAYOUT);
-        __m256i c = codes_of(load256(source + i + 16), FP10_LAYOUT);
+        __m256i a = patterns_of(load256(source + i), FP10_LAYOUT);
+        __m256i b = patterns_of(load256(source + i + 8), FP10_LAYOUT);
+        __m256i c = patterns_of(load256(source + i + 16), FP10_LAYOUT);
         __m256i first = _mm256_permutevar8x32_epi32(COLLECT(a, b, c, LANES_147, LANES_25), order0);
         __m256i second = _mm256_permutevar8x32_epi32(COLLECT(a, b, c, LANES_25, LANES_036), order1);
         __m256i third = _mm256_permutevar8x32_epi32(COLLECT(a, b, c, LANES_036, LANES_147), order2);

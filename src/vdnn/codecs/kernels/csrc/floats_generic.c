@@ -3,8 +3,8 @@
 #include "kernels.h"
 #include "short_floats.h"
 
-static void put16(uint8_t *target, int64_t i, uint32_t code) {
-    uint16_t narrow = (uint16_t)code;
+static void put16(uint8_t *target, int64_t i, uint32_t pattern) {
+    uint16_t narrow = (uint16_t)pattern;
     memcpy(target + 2 * i, &narrow, sizeof narrow);
 }
 
@@ -23,7 +23,7 @@ static void expand_fp16(const uint8_t *source, int64_t n, float *target) {
 }
 
 static void reduce_bf16(const float *source, int64_t n, uint8_t *target) {
-    for (int64_t i = 0; i < n; i++) put16(target, i, code_of_bits(bits_of_float(source[i]), BF16_LAYOUT));
+    for (int64_t i = 0; i < n; i++) put16(target, i, pattern_of_bits(bits_of_float(source[i]), BF16_LAYOUT));
 }
 
 static void expand_bf16(const uint8_t *source, int64_t n, float *target) {
@@ -31,11 +31,11 @@ static void expand_bf16(const uint8_t *source, int64_t n, float *target) {
 }
 
 static void reduce_fp8(const float *source, int64_t n, uint8_t *target) {
-    for (int64_t i = 0; i < n; i++) target[i] = (uint8_t)code_of_bits(bits_of_float(source[i]), FP8_LAYOUT);
+    for (int64_t i = 0; i < n; i++) target[i] = (uint8_t)pattern_of_bits(bits_of_float(source[i]), FP8_LAYOUT);
 }
 
 static void expand_fp8(const uint8_t *source, int64_t n, float *target) {
-    for (int64_t i = 0; i < n; i++) target[i] = float_of_bits(bits_of_code(source[i], FP8_LAYOUT));
+    for (int64_t i = 0; i < n; i++) target[i] = float_of_bits(bits_of_pattern(source[i], FP8_LAYOUT));
 }
 
 /* Three to a word, the last word filled with zeros. */
@@ -43,7 +43,7 @@ static void reduce_fp10(const float *source, int64_t n, uint8_t *target) {
     for (int64_t first = 0; first < n; first += 3, target += 4) {
         uint32_t word = 0;
         for (int64_t i = first, end = smaller(first + 3, n); i < end; i++)
-            word |= code_of_bits(bits_of_float(source[i]), FP10_LAYOUT) << (10 * (i - first));
+            word |= pattern_of_bits(bits_of_float(source[i]), FP10_LAYOUT) << (10 * (i - first));
         memcpy(target, &word, sizeof word);
     }
 }
@@ -53,7 +53,7 @@ static void expand_fp10(const uint8_t *source, int64_t n, float *target) {
         uint32_t word;
         memcpy(&word, source, sizeof word);
         for (int64_t i = first, end = smaller(first + 3, n); i < end; i++)
-            target[i] = float_of_bits(bits_of_code(word >> (10 * (i - first)) & 0x3FF, FP10_LAYOUT));
+            target[i] = float_of_bits(bits_of_pattern(word >> (10 * (i - first)) & 0x3FF, FP10_LAYOUT));
     }
 }
 

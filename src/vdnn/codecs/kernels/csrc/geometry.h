@@ -5,17 +5,17 @@
 #include "kernels.h"
 
 enum axis { DEPTH, HEIGHT, WIDTH, AXES };
-enum { LARGEST_TABLE = 1 << 15, NOT_A_CODE = 0x100 };
+enum { LARGEST_TABLE = 1 << 15, NOT_A_TAP = 0x100 };
 
 struct geometry {
     int64_t kernel[AXES], stride[AXES], padding[AXES], dilation[AXES], input[AXES], output[AXES];
     int64_t outer, inner;
-    int64_t num_codes;  /* of one window: positions in the kernel */
+    int64_t num_taps;   /* of one window: positions in the kernel */
     int64_t plane;      /* elements of one input plane */
     int64_t inside_begin[AXES], inside_end[AXES]; /* outputs whose whole window lies inside the input */
-    int64_t offset[256];  /* code -> index relative to where the window begins */
-    int64_t table_size;   /* 0: the offsets are too many, or two codes share one */
-    uint16_t table[LARGEST_TABLE + 1]; /* the inverse of offset; NOT_A_CODE between, and at table_size */
+    int64_t offset[256];  /* tap -> index relative to where the window begins */
+    int64_t table_size;   /* 0: the offsets are too many, or two taps share one */
+    uint16_t table[LARGEST_TABLE + 1]; /* the inverse of offset; NOT_A_TAP between, and at table_size */
 };
 
 /* extents: kernel, stride, padding, dilation, input, output, three each, then outer and inner. */

@@ -1,18 +1,18 @@
-/* The gradient of max pooling from window codes. See ../reference_windows.py.
+/* The gradient of max pooling from window taps. See ../reference_windows.py.
  *
  * Overlapping windows add to the same input, and floating-point sums depend on their order, so the outputs of a plane
  * are added in ascending order by one thread. Threads share the planes; when channels come last, every channel is a
  * plane and a thread takes a range of them.
  */
 #include "geometry.h"
-#include "window_codes.h"
+#include "window_taps.h"
 
 enum { CHANNELS = 16 }; /* the smallest range of channels a thread takes: a cache line, so that none is shared */
 
 struct backward {
     const struct geometry *geometry;
     const float *gradient;
-    const uint8_t *codes;
+    const uint8_t *taps;
     float *target;
     int64_t ranges; /* of channels per outer index */
     int is_damaged;
@@ -55,13 +55,13 @@ static void add_run(struct plane *plane, int64_t element, int64_t count, int64_t
     struct backward *job = plane->job;
     const struct geometry *g = job->geometry;
     const int64_t next_channel = step == 0;
-    uint8_t codes[BLOCK];
+    uint8_t taps[BLOCK];
     for (int64_t first = 0; first < count; first += BLOCK) {
         int64_t n = smaller(BLOCK, count - first);
         const float *gradient = job->gradient + element + first;
-        int damaged = read_codes(g, job->codes, element + first, n, codes) >= g->num_codes;
+        int damaged = read_taps(g, job->taps, element + first, n, taps) >= g->num_taps;
         for (int64_t i = 0; i < n; i++) {
-            int64_t position = begin + (first + i) * step + g->offset[codes[i]];
+            int64_t position = begin + (first + i) * step + g->offset[taps[i]];
             if (position >= 0 && position < g->plane)
                 plane->target[position * g->inner + channel + (first + i) * next_channel] += gradient[i];
             else
@@ -98,18 +98,18 @@ static void add_plane(struct plane *plane) {
 static void backward_chunk(void *context, int64_t begin, int64_t end) {
     struct backward *job = context;
     const struct geometry *g = job->geometry;
-    int64_t codes = g->output[DEPTH] * g->output[HEIGHT] * g->output[WIDTH] * g->inner;
+    int64_t pooled = g->output[DEPTH] * g->output[HEIGHT] * g->output[WIDTH] * g->inner;
     int64_t channels = CHANNELS * ceil_div(ceil_div(g->inner, job->ranges), CHANNELS);
     for (int64_t item = begin; item < end; item++) {
         int64_t outer = item / job->ranges, first = item % job->ranges * channels;
         float *target = job->target + outer * g->plane * g->inner;
-        struct plane plane = {job, first, smaller(first + channels, g->inner), outer * codes, target, 0};
+        struct plane plane = {job, first, smaller(first + channels, g->inner), outer * pooled, target, 0};
         if (plane.first < plane.end) add_plane(&plane);
     }
 }
 
-/* Returns whether every code led to an input. */
-EXPORT int vdnn_window_backward(const float *gradient, const uint8_t *codes, const int64_t *extents, float *target,
+/* Returns whether every tap led to an input. */
+EXPORT int vdnn_window_backward(const float *gradient, const uint8_t *taps, const int64_t *extents, float *target,
                                 int threads) {
     struct geometry geometry;
     prepare(&geometry, extents);
@@ -117,7 +117,7 @@ EXPORT int vdnn_window_backward(const float *gradient, const uint8_t *codes, con
     int team = team_size(nbytes, threads);
     int64_t wanted = team == 1 ? 1 : ceil_div(2 * team, larger(1, geometry.outer));
     int64_t ranges = larger(1, smaller(wanted, geometry.inner / CHANNELS));
-    struct backward job = {&geometry, gradient, codes, target, ranges, 0};
+    struct backward job = {&geometry, gradient, taps, target, ranges, 0};
     int64_t planes_per_chunk = larger(1, BLOCK / larger(1, geometry.plane * geometry.inner));
     in_chunks(geometry.outer * ranges, planes_per_chunk, nbytes, team, backward_chunk, &job);
     return !job.is_damaged;
