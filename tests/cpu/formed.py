@@ -24,7 +24,7 @@ from vdnn.capture.lower import lower
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.forms import forms
-from vdnn.compile.pipeline import JointCompiler, compile_joint
+from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.cost.roofline import roofline
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph
@@ -39,10 +39,8 @@ class FormCompiler(JointCompiler):
     form: str = ""
 
     def partition(self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any) -> Any:
-        offered = {form.name: form for form in forms(joint, num_fwd_outputs, exact=False, plain=self.plain)}
-        made = offered[self.form].make()
-        forward, backward, self.executor = compile_joint(made, num_fwd_outputs, self.plain, self.session)
-        return forward, backward
+        offered = {form.name: form for form in forms(joint, num_fwd_outputs, exact=False, plain=self.plain_inputs)}
+        return super().partition(offered[self.form].make(), _, num_fwd_outputs=num_fwd_outputs)
 
 
 @contextlib.contextmanager

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import vdnn.compile.form_choice
-from vdnn.compile.form_choice import MANY, MOST_PRICED, MOST_SKETCHED, choose_form
+from vdnn.compile.form_choice import LONG_STEP_NUM_OPS, MOST_PRICED, MOST_SKETCHED, choose_form
 from vdnn.errors import Infeasible
+from vdnn.options import Options
 
 BUDGET_NBYTES = 10
 
@@ -36,10 +37,16 @@ class Solver:
         return SimpleNamespace(step_time_s=self.fitting[problem.number])
 
 
+def choice(solve: Any, traced: Any, count: int, price: Any) -> Any:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(vdnn.compile.form_choice, "decide", lambda problem, options: solve(problem))
+        patched.setattr(vdnn.compile.form_choice, "price", lambda form, options: price(form))
+        patched.setattr(vdnn.compile.form_choice, "seconds_in_outline", lambda form, options: 1.0)
+        return choose_form(traced, map(posed, range(1, count + 1)), Options(exact=False)).form.number  # type: ignore[attr-defined]
+
+
 def chosen(solve: Solver, count: int) -> Any:
-    price = lambda form: posed(form.number, is_priced=True)  # noqa: E731
-    forms: Any = range(1, count + 1)
-    return choose_form(posed(0), forms, posed, price, solve, outlined_s=1.0)[0].number
+    return choice(solve, posed(0), count, lambda form: posed(form.number, is_priced=True))
 
 
 @pytest.fixture(autouse=True)
@@ -85,10 +92,8 @@ def test_of_forms_that_cannot_fit_the_smallest_is_priced_for_what_it_needs(monke
 def test_a_long_step_that_fits_is_taken_as_it_was_traced() -> None:
     solve = Solver({0: 9.0, 1: 1.0})
     long = posed(0)
-    long.problem.graph = range(MANY + 1)
-    forms: Any = range(1, 3)
-    found, _ = choose_form(long, forms, posed, lambda form: form, solve, outlined_s=1.0)
-    assert found.number == 0
+    long.problem.graph = range(LONG_STEP_NUM_OPS + 1)
+    assert choice(solve, long, 2, lambda form: form) == 0
     assert solve.priced == [0]
 
 
@@ -99,7 +104,5 @@ def test_a_plan_in_outline_stays_where_nothing_is_priced() -> None:
         calls.append(problem.number)
         return SimpleNamespace(step_time_s=5.0 if problem.number == 0 else 2.0)
 
-    forms: Any = range(1, 2)
-    found, _ = choose_form(posed(0), forms, posed, lambda form: form, solve, outlined_s=1.0)
-    assert found.number == 1
+    assert choice(solve, posed(0), 1, lambda form: form) == 1
     assert calls == [0, 1]

@@ -77,23 +77,13 @@ def ask(
 def solve(asked: Asked) -> Solved:
     """The plan that the options ask for, timed apart from the capture."""
     import vdnn.plan.auto.search  # noqa: F401 - loading the solver is no part of planning
-    from vdnn.compile.pipeline import decide, plan_joint
+    from vdnn.compile.pipeline import plan_step
     from vdnn.compile.planned_step import captured_step
 
-    solve_s = 0.0
-
-    def timed(problem: Problem, options: Options) -> Plan:
-        nonlocal solve_s
+    with captured_step(asked.workload.step, asked.workload.args, {}) as step:
         begin = perf_counter()
-        try:
-            return decide(problem, options)
-        finally:
-            solve_s += perf_counter() - begin
-
-    with captured_step(asked.workload.step, asked.workload.args, {}) as (joint, num_outputs):
-        begin = perf_counter()
-        _, plan = plan_joint(joint, num_outputs, (), asked.options, asked.workload.name, decide=timed)
-        return Solved(asked.name, plan, perf_counter() - begin, solve_s)
+        planned = plan_step(replace(step, name=asked.workload.name), asked.options)
+        return Solved(asked.name, planned.plan, perf_counter() - begin, planned.decide_s)
 
 
 def oracle_of(asked: Asked, plan: Plan) -> Plan:

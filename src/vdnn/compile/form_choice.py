@@ -1,6 +1,6 @@
 """Which form of a step is run: as it was traced, or with some of its ops split over the batch.
 
-Enters: the traced step with its problem, and the other forms that `compile/forms/` offers. Leaves: a form and its plan.
+Enters: the traced step with its problem, and the other forms that `compile/forms/` offers. Leaves: a `PlannedStep`.
 The one idea: a form is one more candidate. The traced step is planned first; where it does not fit, or where keeping
 the budget costs more than a little time, others are planned too and the fastest is taken. To measure what all ops of a
 form take may last minutes, so forms are first compared in outline, by the roofline: one whose largest op is over the
@@ -10,18 +10,22 @@ long that planning it takes many seconds, others are looked at only where it doe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from time import perf_counter
 
-from torch import fx
-
-from vdnn.capture.lower import Lowered
-from vdnn.compile.forms import Form
-from vdnn.errors import Infeasible
+from vdnn.compile.decide import decide
+from vdnn.compile.estimate import estimate
+from vdnn.compile.traced_step import FormProblem, PlannedStep
+from vdnn.cost.roofline import roofline
+from vdnn.errors import ForeignPlan, Infeasible
+from vdnn.options import Options
+from vdnn.plan.files.saved import opened
 from vdnn.plan.model.bounds import largest_op_nbytes
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import strategy_named
 
 WORTH_A_LOOK = 0.03
 """Share of the step time that a budget may cost before other forms are looked at."""
@@ -29,7 +33,7 @@ WORTH_A_LOOK = 0.03
 GOOD_ENOUGH = 0.01
 """Share of the step time that a form may cost for the search to end with it."""
 
-MANY = 10_000
+LONG_STEP_NUM_OPS = 10_000
 """Ops from which on writing and planning a form takes ten seconds and more."""
 
 MOST_SKETCHED = 5
@@ -39,96 +43,123 @@ MOST_PRICED = 2
 """Forms that are priced and solved at most, once one of them fits."""
 
 
-@dataclass(frozen=True)
-class Posed:
-    """A step in one form: its graph, lowered, and the problem that it poses. `traced` is the step that it is another
-    form of."""
-
-    joint: fx.GraphModule
-    lowered: Lowered
-    problem: Problem
-    traced: Posed | None = None
-
-
-Solve = Callable[[Problem], Plan]
-
-
-def choose_form(
-    traced: Posed,
-    offered: Iterable[Form],
-    pose: Callable[[Form], Posed],
-    price: Callable[[Posed], Posed],
-    solve: Solve,
-    outlined_s: float,
-) -> tuple[Posed, Plan]:
+def choose_form(traced: FormProblem, others: Iterable[FormProblem], options: Options) -> PlannedStep:
     """The fastest form within the budget; Infeasible with the least that any form needs when there is none.
 
-    `pose` writes a form and prices it in outline, in which the traced step takes `outlined_s`; `price` finds out what
-    its ops really take, and returns the same where the outline is all there is.
+    `others` are priced in outline, and made only when they are looked at.
     """
-    search = _Search(solve, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
+    search = _Search(options, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
     search.look_at(traced)
-    is_settled = search.best is not None and len(traced.problem.graph) > MANY
+    is_settled = search.best is not None and len(traced.problem.graph) > LONG_STEP_NUM_OPS
     if not is_settled and not search.is_good_enough(WORTH_A_LOOK):
-        for number, (posed, sketch) in enumerate(search.best_first(map(pose, offered), outlined_s), start=1):
-            priced = price(posed)
-            search.look_at(priced, sketch if priced is posed else None)
+        outlined_s = seconds_in_outline(traced, options)
+        for number, (form, sketch) in enumerate(search.best_first(others, outlined_s), start=1):
+            priced = price(form, options)
+            search.look_at(priced, sketch if priced is form else None)
             if search.is_good_enough(GOOD_ENOUGH) or (search.best is not None and number >= MOST_PRICED):
                 break
     if search.best is None and search.too_large:
-        search.look_at(price(search.smallest()))  # for what it really needs
+        search.look_at(price(search.smallest(), options))  # for what it really needs
     if search.best is None:
-        raise search.refusal()
-    return search.best
+        raise _with_chunks(search.refusal(), options)
+    return PlannedStep(*search.best, search.decide_s)
+
+
+def follow_saved_plan(traced: FormProblem, others: Iterable[FormProblem], options: Options) -> PlannedStep:
+    """The saved plan, in the form that it was made for."""
+    assert options.plan is not None, "no saved plan is to be followed"
+    wanted = opened(options.plan).problem.form
+    form = price(_named(wanted, others), options) if wanted else traced
+    begin = perf_counter()
+    return PlannedStep(form, decide(form.problem, options), perf_counter() - begin)
+
+
+def price(form: FormProblem, options: Options) -> FormProblem:
+    """With what its ops really take; the same where the outline is all there is."""
+    if options.chosen_costs == "roofline":
+        return form
+    costs, variants = estimate(form.lowered, options)
+    return replace(form, problem=replace(form.problem, costs=costs, variants=variants))
+
+
+def seconds_in_outline(form: FormProblem, options: Options) -> float:
+    """What its ops take by the roofline, one after the other."""
+    return sum(cost.seconds for cost in roofline(form.lowered.graph, options.hardware).ops)
+
+
+def _named(wanted: str, others: Iterable[FormProblem]) -> FormProblem:
+    found = next((form for form in others if form.problem.form == wanted), None)
+    if found is None:
+        raise ForeignPlan(
+            f"the plan is for the step in another form ({wanted}), which is not offered here: forms in chunks change"
+            " the last bits, so they need exact=False, and not every model has them. Pass exact=False, or plan again."
+        )
+    return found
+
+
+def _with_chunks(reason: Infeasible, options: Options) -> Infeasible:
+    """The same, with what giving up the last bits would allow, where that was not tried."""
+    if not options.exact or not strategy_named(options.chosen_strategy).tries_forms:
+        return reason
+    words = "exact=False (--inexact) may need less: large ops, or the whole step, then run in chunks of the batch."
+    return Infeasible(f"{reason}\n{words}", minimum_nbytes=reason.minimum_nbytes)
 
 
 @dataclass
 class _Search:
     """What was found so far. `kept_s` is how long a step takes that keeps everything."""
 
-    solve: Solve
+    options: Options
     budget_nbytes: int | None
     kept_s: float
-    best: tuple[Posed, Plan] | None = None
+    best: tuple[FormProblem, Plan] | None = None
     refusals: list[tuple[str, Infeasible]] = field(default_factory=list)
-    too_large: list[tuple[int, Posed]] = field(default_factory=list)
+    too_large: list[tuple[int, FormProblem]] = field(default_factory=list)
+    decide_s: float = 0.0
 
-    def look_at(self, posed: Posed, plan: Plan | None = None) -> None:
+    def decided(self, problem: Problem) -> Plan:
+        begin = perf_counter()
+        try:
+            return decide(problem, self.options)
+        finally:
+            self.decide_s += perf_counter() - begin
+
+    def look_at(self, form: FormProblem, plan: Plan | None = None) -> None:
         """`plan`: where it is known already."""
         try:
-            plan = plan or self.solve(posed.problem)
+            plan = plan or self.decided(form.problem)
         except Infeasible as reason:
-            self.refusals.append((posed.problem.form, reason))
+            self.refusals.append((form.problem.form, reason))
             return
         if self.best is None or plan.step_time_s < self.best[1].step_time_s:
-            self.best = posed, plan
+            self.best = form, plan
 
     def is_good_enough(self, share: float) -> bool:
         return self.best is not None and self.best[1].step_time_s <= self.kept_s * (1 + share)
 
-    def best_first(self, forms: Iterable[Posed], outlined_s: float) -> Iterator[tuple[Posed, Plan]]:
+    def best_first(self, forms: Iterable[FormProblem], outlined_s: float) -> Iterator[tuple[FormProblem, Plan]]:
         """Those that fit in outline: the best of a few, then the next few."""
         waiting = iter(forms)
         while sketched := list(islice(self._sketched(waiting, outlined_s), MOST_SKETCHED)):
             yield from sorted(sketched, key=lambda sketch: sketch[1].step_time_s)
 
-    def _sketched(self, forms: Iterator[Posed], outlined_s: float) -> Iterator[tuple[Posed, Plan]]:
+    def _sketched(self, forms: Iterator[FormProblem], outlined_s: float) -> Iterator[tuple[FormProblem, Plan]]:
         """Planned in outline, up to one that costs next to nothing."""
-        for posed in forms:
-            least_nbytes = largest_op_nbytes(posed.problem)
+        for form in forms:
+            least_nbytes = largest_op_nbytes(form.problem)
             if self.budget_nbytes is not None and least_nbytes > self.budget_nbytes:
-                self.too_large.append((least_nbytes, posed))
+                self.too_large.append((least_nbytes, form))
                 continue
             try:
-                plan = self.solve(posed.problem)
+                plan = self.decided(form.problem)
             except Infeasible as reason:
-                self.too_large.append((reason.minimum_nbytes, posed))
+                self.too_large.append((reason.minimum_nbytes, form))
                 continue
-            yield posed, plan
+            yield form, plan
             if plan.step_time_s <= outlined_s * (1 + GOOD_ENOUGH):
                 return
 
-    def smallest(self) -> Posed:
+    def smallest(self) -> FormProblem:
         """Of the forms that do not even fit in outline."""
         return min(self.too_large, key=lambda found: found[0])[1]
 

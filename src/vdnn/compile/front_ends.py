@@ -22,7 +22,7 @@ from torch import fx, nn
 from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.export import GRU_CELL, export_joint
 from vdnn.capture.inputs import dynamo_inputs
-from vdnn.compile.pipeline import JointCompiler
+from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.session import Session
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
 from vdnn.torch_private import (

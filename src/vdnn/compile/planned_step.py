@@ -10,12 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from torch import fx, nn
+from torch import nn
 
 from vdnn.capture.export import check_sample, export_joint, fake_step
 from vdnn.capture.function_module import as_module
 from vdnn.capture.nodes import count_forward_outputs
-from vdnn.compile.pipeline import describe_joint, plan_joint
+from vdnn.compile.pipeline import describe_step, plan_step
+from vdnn.compile.traced_step import TracedStep
 from vdnn.options import Options
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
@@ -23,27 +24,25 @@ from vdnn.plan.plan import Plan
 
 def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:
     """The plan that `virtualize` would follow, in whichever form of the step is best."""
-    with captured_step(model, args, kwargs) as (joint, num_outputs):
-        return plan_joint(joint, num_outputs, (), options, name_of(model))[1]
+    with captured_step(model, args, kwargs) as step:
+        return plan_step(step, options).plan
 
 
 def problem_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Problem:
     """What a plan of the step as it was traced decides about, with its costs."""
-    with captured_step(model, args, kwargs) as (joint, num_outputs):
-        return describe_joint(joint, num_outputs, (), options, name_of(model)).problem
+    with captured_step(model, args, kwargs) as step:
+        return describe_step(step, options).problem
 
 
 @contextlib.contextmanager
-def captured_step(
-    model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]
-) -> Iterator[tuple[fx.GraphModule, int]]:
-    """One training step as a joint graph, and the number of its forward's outputs. Nothing is run or allocated."""
+def captured_step(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Iterator[TracedStep]:
+    """One training step as a joint graph. Nothing is run or allocated."""
     sample = check_sample(args, kwargs)
     module = as_module(model)
     with contextlib.ExitStack() as stack:
         fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs))
-        joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False)
-        yield joint.graph_module, count_forward_outputs(joint.graph_module.graph)
+        joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False).graph_module
+        yield TracedStep(joint, count_forward_outputs(joint.graph), (), name_of(model))
 
 
 def name_of(model: Any) -> str:

@@ -1,0 +1,28 @@
+"""What to do with the storages of a step.
+
+Enters: a problem and the user's options. Leaves: a plan that was checked: a saved one, one that was decided before for
+the same problem, or a new one.
+"""
+
+from __future__ import annotations
+
+from vdnn.options import Options
+from vdnn.plan.files.plan_cache import PlanCache
+from vdnn.plan.files.saved import fitting_plan, opened
+from vdnn.plan.judge.validate import check
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+from vdnn.plan.strategy_table import solve_with_workspaces
+
+
+def decide(problem: Problem, options: Options) -> Plan:
+    """What to do with the storages: as a saved plan says, as was decided before, or as the chosen strategy does;
+    checked in any case."""
+    if options.plan is not None:
+        return fitting_plan(opened(options.plan), problem)
+    known = PlanCache()
+    plan = known.lookup(problem, options.chosen_strategy)
+    if plan is None:
+        plan = check(solve_with_workspaces(problem, options.chosen_strategy))
+        known.store(plan, problem, options.chosen_strategy)
+    return plan

@@ -1,0 +1,49 @@
+"""The values that the pipeline hands on: a step as it was traced, a form of it with its problem, a form with its plan.
+
+All are frozen, and what they hold is not changed by who takes them: `joint` of a `TracedStep` stays the graph that
+AOTAutograd handed over, and every form of the step is made from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import fx
+
+from vdnn.capture.lower import InputInfo, Lowered
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.plan import Plan
+
+
+@dataclass(frozen=True)
+class TracedStep:
+    """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
+    position, as far as somebody knows them."""
+
+    joint: fx.GraphModule
+    num_forward_outputs: int
+    plain_inputs: Sequence[InputInfo]
+    name: str
+
+
+@dataclass(frozen=True)
+class FormProblem:
+    """A step in one form: its tidy joint graph, lowered, and the problem that a plan of it answers. `traced` is the
+    step as it was traced, where this is another form of it."""
+
+    joint: fx.GraphModule
+    lowered: Lowered
+    num_forward_outputs: int
+    problem: Problem
+    traced: FormProblem | None = None
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """The form in which a step runs, and its plan. `decide_s` is what deciding took, in all forms that were looked
+    at."""
+
+    form: FormProblem
+    plan: Plan
+    decide_s: float
