@@ -39,12 +39,12 @@ from vdnn.models.spec import Workload
 from vdnn.papers.gist_tables import (
     BASE,
     GISTS,
-    MACHINE,
     NETWORKS,
     PAPER_BATCH,
-    PUBLISHED,
+    PAPER_DEVICE,
+    PUBLISHED_REDUCTION,
     Footprint,
-    Network,
+    GistNetwork,
     footprint,
     ratios,
     with_only,
@@ -64,14 +64,14 @@ WARM_UP = 2  # the first step is watched; in the second, memory pools fill
 # The planner's part
 
 
-def planned(network: Network) -> dict[str, Footprint]:
+def planned(network: GistNetwork) -> dict[str, Footprint]:
     """By strategy. The graph is captured once, on meta tensors."""
     load = models.load(network.name, PAPER_BATCH, device="meta")
-    problem = vdnn.plan(load.step, load.args, device=MACHINE).problem
+    problem = vdnn.plan(load.step, load.args, device=PAPER_DEVICE).problem
     return {name: footprint(check(solve(problem, name)).timeline) for name in (BASE, *PLANNED)}
 
 
-def planner_part(networks: Sequence[Network], record: Record) -> None:
+def planner_part(networks: Sequence[GistNetwork], record: Record) -> None:
     record.say(f"## Planned for a Titan X, minibatch {PAPER_BATCH}: keep-all's peak over the plan's", "")
     found = {network: planned(network) for network in networks}
     for what, title in (
@@ -82,7 +82,7 @@ def planner_part(networks: Sequence[Network], record: Record) -> None:
         record.table(("network", BASE, *PLANNED, "paper's smallest format"), planner_rows(found, what))
 
 
-def planner_rows(found: Mapping[Network, Mapping[str, Footprint]], what: str) -> Iterator[list[str]]:
+def planner_rows(found: Mapping[GistNetwork, Mapping[str, Footprint]], what: str) -> Iterator[list[str]]:
     columns: dict[str, list[float]] = {name: [] for name in (*PLANNED, "chosen")}
     for network, footprints in found.items():
         row = ratios(network, footprints, what, PLANNED)
@@ -94,7 +94,7 @@ def planner_rows(found: Mapping[Network, Mapping[str, Footprint]], what: str) ->
     if all(columns.values()):
         yield [f"average of the paper's {len(columns['gist'])}", "", *(f"{fmean(c):.2f}" for c in columns.values())]
     if what == "peak_nbytes":
-        yield ["published average", "", *(PUBLISHED.get(name, "") for name in columns)]
+        yield ["published average", "", *(PUBLISHED_REDUCTION.get(name, "") for name in columns)]
 
 
 # The measured part
@@ -134,7 +134,7 @@ class Contender:
         return executor.encodings.found.num_too_dense
 
 
-def measured(network: Network, batch: int, strategies: Sequence[str], rounds: int) -> list[Contender]:
+def measured(network: GistNetwork, batch: int, strategies: Sequence[str], rounds: int) -> list[Contender]:
     torch.manual_seed(0)
     load = models.load(network.name, batch)
     entries = [Contender(name, vdnn.virtualize(load.step, sample=load.args, strategy=name)) for name in strategies]
@@ -169,7 +169,7 @@ HEAD = ("network", "batch", "plan", "peak", "keep-all / it", "without weights", 
 MORE = ("middle half of rounds", "processor time over keep-all", "codes too small")
 
 
-def measured_part(networks: Sequence[Network], arguments: argparse.Namespace, record: Record) -> None:
+def measured_part(networks: Sequence[GistNetwork], arguments: argparse.Namespace, record: Record) -> None:
     record.say(f"## Measured here: medians of {arguments.rounds} interleaved steps")
     sums: dict[str, list[tuple[float, float]]] = {}
     trials: list[str] = []
@@ -183,7 +183,7 @@ def measured_part(networks: Sequence[Network], arguments: argparse.Namespace, re
 
 
 def measured_rows(
-    networks: Sequence[Network],
+    networks: Sequence[GistNetwork],
     arguments: argparse.Namespace,
     sums: dict[str, list[tuple[float, float]]],
     trials: list[str],

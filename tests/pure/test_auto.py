@@ -22,7 +22,7 @@ from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.ir import Graph, Information, Need, Role
 from vdnn.plan import Decision, Drop, Encode, Offload, Plan, Problem, Recompute, simulate, solve, violations
-from vdnn.plan.auto.candidates import Ground
+from vdnn.plan.auto.candidates import Candidates
 from vdnn.plan.auto.ties import units
 from vdnn.plan.model.gaps import Gap, gaps
 
@@ -144,8 +144,8 @@ def test_the_same_question_has_the_same_answer(problem: Problem) -> None:
 
 
 def test_of_many_equal_blocks_neighbours_are_decided_together() -> None:
-    ground = Ground(graphs.problem(graphs.chain(800)))
-    tied = units(ground)
-    assert len(ground.items) > 500
+    candidates = Candidates(graphs.problem(graphs.chain(800)))
+    tied = units(candidates)
+    assert len(candidates.items) > 500
     assert len(tied) < 100
-    assert sorted(k for unit in tied for k in unit) == list(range(len(ground.items)))
+    assert sorted(k for unit in tied for k in unit) == list(range(len(candidates.items)))

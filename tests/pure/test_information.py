@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pure import graphs
 from pure.graphs import ABOVE_ZERO, INSIDE_SIX, POOL
 from vdnn.ir import Information, Need, Role, Trait
-from vdnn.plan.model.stashes import STATISTIC, Stash, stashes
+from vdnn.plan.model.stashes import STATISTIC_RATIO, Stash, stashes
 
 SIGN, INSIDE = Information(Need.SIGN, ABOVE_ZERO), Information(Need.BOOL, INSIDE_SIX)
 WINDOW = Information(Need.WINDOW_INDEX, POOL)
@@ -192,11 +192,11 @@ def beside(map_nbytes: int, statistic_nbytes: int) -> set[str]:
 
 
 def test_a_statistic_beside_a_map_is_no_map() -> None:
-    assert beside(4 * STATISTIC * 4, 4 * 4) == {"map"}
+    assert beside(4 * STATISTIC_RATIO * 4, 4 * 4) == {"map"}
 
 
 def test_two_results_of_similar_size_are_both_maps() -> None:
-    assert beside(4 * STATISTIC * 4, 4 * 4 + 4) == {"map", "mean"}
+    assert beside(4 * STATISTIC_RATIO * 4, 4 * 4 + 4) == {"map", "mean"}
 
 
 def test_what_a_loss_computes_is_no_map() -> None:

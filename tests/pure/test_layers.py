@@ -9,13 +9,13 @@ import pytest
 from pure import graphs
 from vdnn.ir import Graph, Role
 from vdnn.known_ops.known_op import LayerKind
-from vdnn.papers.layer_network import Network
+from vdnn.papers.layer_network import LayerNetwork
 from vdnn.plan.model.layers import Layer, kind_of, layers
 
 
 def two_convolutions() -> Graph:
     """images, conv1, relu, pool, conv2, relu, softmax: moments 0 to 6; backward 7 to 12."""
-    net = Network("two convolutions", 1)
+    net = LayerNetwork("two convolutions", 1)
     x = net.pooling("pool", net.convolution("conv1", net.images(1, 4, 4), 2, 3, padding=1), 2, 2)
     net.softmax("softmax", net.convolution("conv2", x, 2, 1))
     return net.graph()

@@ -6,19 +6,30 @@ import json
 
 import pytest
 
-from vdnn.papers.paper_table import BLANK, Certainty, Row, Table, count, mebibytes, percent, percents, said, seconds
+from vdnn.papers.paper_table import (
+    BLANK,
+    Certainty,
+    PaperRow,
+    Table,
+    count,
+    mebibytes,
+    percent,
+    percents,
+    said,
+    seconds,
+)
 
-ROW = Row(("AlexNet",), (count(14),), (said("14", 14),), Certainty.SECOND_HAND, "equal")
+ROW = PaperRow(("AlexNet",), (count(14),), (said("14", 14),), Certainty.SECOND_HAND, "equal")
 
 
 def test_a_published_figure_of_unknown_certainty_is_refused() -> None:
     with pytest.raises(ValueError, match=r"published \['14'\] but unknown"):
-        Row(("AlexNet",), (count(14),), (said("14"),))
+        PaperRow(("AlexNet",), (count(14),), (said("14"),))
 
 
 def test_a_certainty_without_a_figure_is_refused() -> None:
     with pytest.raises(ValueError, match="but second hand"):
-        Row(("AlexNet",), (count(14),), (BLANK,), Certainty.SECOND_HAND)
+        PaperRow(("AlexNet",), (count(14),), (BLANK,), Certainty.SECOND_HAND)
 
 
 def test_a_row_that_does_not_fit_its_table_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 from pure import golden, graphs
 from pure.graphs import plan
 from vdnn.plan import Drop, Encode, EncodeOffload, Offload, Plan, Recompute
-from vdnn.plan.views.explained import Line, eventful, explained
+from vdnn.plan.views.explained import ExplainedInstruction, eventful, explained
 
 
 def told(asked: Plan, kind: str) -> list[str]:
@@ -77,5 +77,5 @@ def test_an_uneventful_plan_has_its_peak_to_tell() -> None:
 
 
 def test_eventful_lines_leave_out_ops_that_just_run() -> None:
-    lines: list[Line] = list(eventful(explained(mixed())))
+    lines: list[ExplainedInstruction] = list(eventful(explained(mixed())))
     assert {line.kind for line in lines if not line.is_peak} == {"leave", "encode", "replay", "fetch", "decode"}

@@ -12,7 +12,7 @@ from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.ir import Graph, Need
 from vdnn.known_ops.known_op import LayerKind
-from vdnn.papers.layer_network import Network
+from vdnn.papers.layer_network import LayerNetwork
 from vdnn.plan import Drop, Offload, Plan, Problem, check, solve
 from vdnn.plan.model.layers import Layer
 from vdnn.plan.strategies.vdnn_policy import find_prefetch_layer
@@ -22,7 +22,7 @@ CONV, POOL, OTHER = LayerKind.CONV, LayerKind.POOL, LayerKind.OTHER
 
 def small_vgg() -> Graph:
     """conv1 conv2 pool1 conv3 conv4 pool2 fc; every map is 16 KiB times its channels."""
-    net = Network("small vgg", 16)
+    net = LayerNetwork("small vgg", 16)
     x = net.images(1, 16, 16)
     x = net.convolution("conv2", net.convolution("conv1", x, 4, 3, padding=1), 4, 3, padding=1)
     x = net.convolution("conv3", net.pooling("pool1", x, 2, 2), 8, 3, padding=1)

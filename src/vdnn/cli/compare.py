@@ -16,7 +16,7 @@ from vdnn.cli.planning import Asked, ask, measuring
 from vdnn.options import Options, PlanOptions
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
-from vdnn.plan.views.compared import SWEPT_STRATEGY, Row, by_budget, by_strategy
+from vdnn.plan.views.compared import SWEPT_STRATEGY, ComparedPlan, by_budget, by_strategy
 from vdnn.plan.views.plan_figures import Figures, figures, keep_all
 from vdnn.report.text import quiet_table, sections, title
 from vdnn.units import format_nbytes, format_seconds
@@ -38,10 +38,10 @@ def compare(
     return Answer(_record(asked.name, problem, *rows), lambda width: _view(asked.name, problem, *rows, width))
 
 
-def _solved(asked: Asked, problem: Problem, shows_progress: bool) -> tuple[list[Row], list[Row]]:
+def _solved(asked: Asked, problem: Problem, shows_progress: bool) -> tuple[list[ComparedPlan], list[ComparedPlan]]:
     """The rows of both tables. Budgets are planned as `vdnn.virtualize` does, in other forms of the step too."""
-    strategies: list[Row] = []
-    budgets: list[Row] = []
+    strategies: list[ComparedPlan] = []
+    budgets: list[ComparedPlan] = []
     within: Callable[[int], Plan] = lambda nbytes: asked.plan(budget=nbytes, strategy=SWEPT_STRATEGY)  # noqa: E731
     with Console(stderr=True, quiet=not shows_progress).status("Planning") as status:
         for row in by_strategy(problem):
@@ -53,12 +53,14 @@ def _solved(asked: Asked, problem: Problem, shows_progress: bool) -> tuple[list[
     return strategies, [_corrected(row, budgets[-1]) for row in budgets]
 
 
-def _corrected(row: Row, least: Row) -> Row:
+def _corrected(row: ComparedPlan, least: ComparedPlan) -> ComparedPlan:
     """What a budget would have to be is what the search for the least has found, which knows every form."""
     return row if row.figures is not None or least.figures is None else replace(row, minimum_nbytes=least.budget_nbytes)
 
 
-def _record(name: str, problem: Problem, strategies: Iterable[Row], budgets: Iterable[Row]) -> dict[str, Any]:
+def _record(
+    name: str, problem: Problem, strategies: Iterable[ComparedPlan], budgets: Iterable[ComparedPlan]
+) -> dict[str, Any]:
     oracle = keep_all(problem)
     return {
         "schema": "vdnn.comparison",
@@ -73,7 +75,9 @@ def _record(name: str, problem: Problem, strategies: Iterable[Row], budgets: Ite
     }
 
 
-def _view(name: str, problem: Problem, strategies: list[Row], budgets: list[Row], width: int) -> RenderableType:
+def _view(
+    name: str, problem: Problem, strategies: list[ComparedPlan], budgets: list[ComparedPlan], width: int
+) -> RenderableType:
     budget_nbytes = problem.budget_nbytes
     bound = "no budget" if budget_nbytes is None else f"budget {format_nbytes(budget_nbytes)}"
     who = budgets[0].strategy if budgets else SWEPT_STRATEGY
@@ -92,13 +96,13 @@ def _view(name: str, problem: Problem, strategies: list[Row], budgets: list[Row]
     )
 
 
-def _forms(budgets: Iterable[Row]) -> list[Text]:
+def _forms(budgets: Iterable[ComparedPlan]) -> list[Text]:
     """Where the step is not run as it was traced."""
     said = [f"Within {row.label} the step is run in another form: {row.form}." for row in budgets if row.form]
     return [Text("\n".join(said))] if said else []
 
 
-def _table(first: str, rows: Iterable[Row], width: int, without: Set[str] = frozenset()) -> Table:
+def _table(first: str, rows: Iterable[ComparedPlan], width: int, without: Set[str] = frozenset()) -> Table:
     """A row per plan, or what there would have to be for one."""
     hidden = without if width >= WIDE_COLUMNS else without | WIDE_ONLY
     columns = [column for column in COLUMNS if column not in hidden]
@@ -109,7 +113,7 @@ def _table(first: str, rows: Iterable[Row], width: int, without: Set[str] = froz
     return table
 
 
-def _cells(row: Row) -> dict[str, str]:
+def _cells(row: ComparedPlan) -> dict[str, str]:
     within = {">within": "-" if row.budget_nbytes is None else format_nbytes(row.budget_nbytes)}
     if row.figures is None:
         needs = "cannot" if row.minimum_nbytes is None else f"≥ {format_nbytes(row.minimum_nbytes)}"

@@ -20,7 +20,7 @@ from vdnn.options import Options, PlanOptions
 from vdnn.plan.files.saved import opened
 from vdnn.plan.judge.validate import check
 from vdnn.plan.plan import Plan
-from vdnn.plan.views.explained import Line, eventful, explained
+from vdnn.plan.views.explained import ExplainedInstruction, eventful, explained
 from vdnn.units import format_nbytes
 
 BESIDE = 44  # columns of what happens before a reason that stands beside it
@@ -72,7 +72,7 @@ def _flags(options: Mapping[str, Any]) -> list[str]:
     return flags + ["--inexact"] * (not options["exact"]) + ["--channels-last"] * options["channels_last"]
 
 
-def _record(solved: Solved, lines: Iterable[Line], num_instructions: int) -> dict[str, Any]:
+def _record(solved: Solved, lines: Iterable[ExplainedInstruction], num_instructions: int) -> dict[str, Any]:
     plan = solved.plan
     return {
         "schema": "vdnn.explanation",
@@ -90,13 +90,13 @@ def _record(solved: Solved, lines: Iterable[Line], num_instructions: int) -> dic
     }
 
 
-def _line_record(line: Line) -> dict[str, Any]:
+def _line_record(line: ExplainedInstruction) -> dict[str, Any]:
     """Version 1 of the schema calls the position of the op `step`."""
     named = asdict(line)
     return {"step": named.pop("moment"), **named}
 
 
-def _view(solved: Solved, lines: tuple[Line, ...], num_instructions: int, width: int) -> RenderableType:
+def _view(solved: Solved, lines: tuple[ExplainedInstruction, ...], num_instructions: int, width: int) -> RenderableType:
     text = Text("\n".join(_told(solved.plan, solved.name, lines, num_instructions, width)))
     text.highlight_regex(r"(?m)^(forward|backward)$", "bold")
     text.highlight_regex(r"<-- peak.*", "bold red")
@@ -104,7 +104,9 @@ def _view(solved: Solved, lines: tuple[Line, ...], num_instructions: int, width:
     return text
 
 
-def _told(plan: Plan, name: str, lines: tuple[Line, ...], num_instructions: int, width: int) -> Iterator[str]:
+def _told(
+    plan: Plan, name: str, lines: tuple[ExplainedInstruction, ...], num_instructions: int, width: int
+) -> Iterator[str]:
     """A header, then what happens, under the names of the phases."""
     for sentence in (name, *str(plan).splitlines()):
         yield from textwrap.wrap(sentence, width, initial_indent="# ", subsequent_indent="#     ")
@@ -119,7 +121,7 @@ def _told(plan: Plan, name: str, lines: tuple[Line, ...], num_instructions: int,
         yield from _rendered(line, width)
 
 
-def _rendered(line: Line, width: int) -> Iterator[str]:
+def _rendered(line: ExplainedInstruction, width: int) -> Iterator[str]:
     """The reason beside what happens where there is room for both, else under it."""
     size = format_nbytes(line.nbytes) if line.nbytes else ""
     start = f"{line.moment:>6}  {format_nbytes(line.device_nbytes):>10}  {size:>10}  "

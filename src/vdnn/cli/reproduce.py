@@ -16,7 +16,7 @@ from rich.text import Text
 
 from vdnn.cli.answer import Answer
 from vdnn.cli.arguments import one_of
-from vdnn.papers.paper_table import Certainty, Row, Table
+from vdnn.papers.paper_table import Certainty, PaperRow, Table
 
 PAPERS = {
     "vdnn": "vDNN: Rhu et al., MICRO 2016",
@@ -137,7 +137,7 @@ def _widths(lines: Sequence[Sequence[str]], room: int) -> list[int]:
     return widths
 
 
-def _cells(row: Row, is_wide: bool, letters: dict[str, str]) -> list[str]:
+def _cells(row: PaperRow, is_wide: bool, letters: dict[str, str]) -> list[str]:
     sure = str(row.certainty) if is_wide else SHORT_CERTAINTY[row.certainty]
     reason = f" ({letters[row.why]})" if row.why else ""
     return [*row.what, *(figure.text for figure in (*row.ours, *row.published)), sure + reason]

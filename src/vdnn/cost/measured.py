@@ -3,8 +3,8 @@
 Enters: one `OpCall` per op, or None for a view. Leaves: a `CostTable`. The one idea: networks repeat themselves, so
 equal calls (same op, shapes, strides, dtypes, scalars) share a key, each key is measured once and then remembered by
 the `CostCache`. Time and memory are measured in separate runs: the recording would count as time for small ops. Ops are
-timed in company (`company.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`). What was
-measured in a busy moment is good for now, and measured again in a quiet one.
+timed in groups (`timed_groups.py`), by a stopwatch that knows when another process took a core (`stopwatch.py`). What
+was measured in a busy moment is good for now, and measured again in a quiet one.
 
 An op may have variants (`OpVariant`), other ways of computing it. Each is timed in turns with the op itself, and held
 to the op's own bits on the inputs it is measured with.
@@ -27,7 +27,7 @@ from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.op_memory import workspace_nbytes
 from vdnn.cost.stopwatch import Run, lap, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.cost.timed_groups import DISTURBED, MEASURED, laps_beside, naming, timed
+from vdnn.cost.timed_groups import DISTURBED, MEASURED, laps_in_turn, naming, timed
 from vdnn.hardware.busy_cores import QUIET_SHARE, others_share, share_now
 from vdnn.torch_private import tree_leaves
 
@@ -92,7 +92,7 @@ def measure(
 
 
 def _timed_calls(calls: Mapping[str, OpCall], keys: Iterable[str], repeats: int) -> Iterator[tuple[str, OpCost]]:
-    """Ops in company; a view by itself, because steps are full of them and its code never goes cold."""
+    """Ops in groups; a view by itself, because steps are full of them and its code never goes cold."""
     makers = {key: calls[key].make for key in keys}
     if VIEW.key in makers:
         yield from timed({VIEW.key: makers.pop(VIEW.key)}, repeats)
@@ -206,7 +206,7 @@ def measure_variant(key: str, variant: OpVariant, given: OpCost) -> OpCost:
         workspace = workspace_nbytes(run)
         is_worse = workspace >= given.workspace_nbytes and laps[0].seconds > laps_of_op[0].seconds
         if not is_worse and laps[0].seconds < WARM_S:
-            laps, laps_of_op = laps_beside(run, op, REPEATS_OF_VARIANTS)
+            laps, laps_of_op = laps_in_turn(run, op, REPEATS_OF_VARIANTS)
         ratio = typical_s(laps) / typical_s(laps_of_op)
         ratio = 1.0 if LITTLE_GAIN <= ratio < 1.0 else ratio
         source = MEASURED if num_quiet(laps) and num_quiet(laps_of_op) else DISTURBED

@@ -1,4 +1,4 @@
-"""Ops timed in company: each run of an op comes after runs of others, as in a step.
+"""Ops timed in groups: each run of an op comes after runs of others, as in a step.
 
 Enters: calls by key, in the order of the step. Leaves: their costs, a group at a time. The one idea: an op that is run
 over and over finds its inputs, its code and the branch predictor as it left them, which no op of a training step does.
@@ -104,7 +104,7 @@ def laps_of(run: Run, repeats: int) -> list[Lap]:
     return laps
 
 
-def laps_beside(run: Run, other: Run, repeats: int) -> tuple[list[Lap], list[Lap]]:
+def laps_in_turn(run: Run, other: Run, repeats: int) -> tuple[list[Lap], list[Lap]]:
     """Of two in turns: what slows the machine down slows both."""
     ours: list[Lap] = []
     theirs: list[Lap] = []

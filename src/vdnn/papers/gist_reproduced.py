@@ -18,16 +18,16 @@ from vdnn.codecs.kernels.sparse_layout import ROW
 from vdnn.codecs.window_index import window_of
 from vdnn.ir import Graph, Role, Storage
 from vdnn.papers.gist_tables import (
-    MACHINE,
     NETWORKS,
     PAPER_BATCH,
+    PAPER_DEVICE,
     Footprint,
-    Network,
+    GistNetwork,
     footprint,
     rounding,
     static_footprint,
 )
-from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, percent, percents, said, times
+from vdnn.papers.paper_table import BLANK, Certainty, Figure, PaperRow, Table, percent, percents, said, times
 from vdnn.papers.vdnn_networks import vgg
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
@@ -36,7 +36,7 @@ from vdnn.plan.strategy_table import solve
 Capture = Callable[[str, int, str], Problem]
 Densities = Callable[[str], Sequence[float]]
 
-QUICK = ("alexnet", "nin")
+QUICK_NETWORKS = ("alexnet", "nin")
 _MEAN = (
     "the paper counts CNTK's allocation, so hold it beside the static columns; whether weights count is not known; what"
     " PyTorch saves for backward is not what CNTK saved"
@@ -44,8 +44,8 @@ _MEAN = (
 
 
 def tables(capture: Capture, densities: Densities, quick: bool = False) -> Iterator[Table]:
-    networks = [network for network in NETWORKS if network.is_papers and (not quick or network.name in QUICK)]
-    planned = {network: Encoded(capture(network.name, PAPER_BATCH, MACHINE)) for network in networks}
+    networks = [network for network in NETWORKS if network.is_papers and (not quick or network.name in QUICK_NETWORKS)]
+    planned = {network: Encoded(capture(network.name, PAPER_BATCH, PAPER_DEVICE)) for network in networks}
     yield lossless(planned)
     yield lossy(planned)
     yield rounded(planned)
@@ -89,7 +89,7 @@ class Encoded:
 HEADS = ("live", "static", "live, no weights", "static, no weights", "slower")
 
 
-def lossless(planned: Mapping[Network, Encoded]) -> Table:
+def lossless(planned: Mapping[GistNetwork, Encoded]) -> Table:
     rows = [_row((network.title,), encoded, encoded.plan("gist")) for network, encoded in planned.items()]
     published = said("about 1.4 x", 1.4), said("about 3 %", 0.03)
     rows.append(_mean(("mean",), rows, published, Certainty.SECOND_HAND))
@@ -98,7 +98,7 @@ def lossless(planned: Mapping[Network, Encoded]) -> Table:
     )
 
 
-def lossy(planned: Mapping[Network, Encoded]) -> Table:
+def lossy(planned: Mapping[GistNetwork, Encoded]) -> Table:
     rows = [
         _row((network.title, _format(network)), encoded, encoded.plan(f"gist-{network.format}"))
         for network, encoded in planned.items()
@@ -114,31 +114,33 @@ def lossy(planned: Mapping[Network, Encoded]) -> Table:
     return Table("Footprint ratio, lossless and lossy", ("network", "format"), HEADS, heads, tuple(rows), note)
 
 
-def _format(network: Network) -> str:
+def _format(network: GistNetwork) -> str:
     return network.format + (", a guess" if network.is_guess else "")
 
 
-def _note(planned: Mapping[Network, Encoded]) -> str:
+def _note(planned: Mapping[GistNetwork, Encoded]) -> str:
     density = next(iter(planned.values())).problem.density
     return (
-        f"keep-all's footprint over the plan's, minibatch {PAPER_BATCH}, {MACHINE}. Live: peak of live bytes. Static:"
-        f" CNTK's groups. Sparse codes have room for {density:.0%} non-zero elements. Slower: simulated, codecs at the"
-        " speed of memory. A figure per network was published as bars, which are unknown."
+        f"keep-all's footprint over the plan's, minibatch {PAPER_BATCH}, {PAPER_DEVICE}. Live: peak of live bytes."
+        f" Static: CNTK's groups. Sparse codes have room for {density:.0%} non-zero elements. Slower: simulated, codecs"
+        " at the speed of memory. A figure per network was published as bars, which are unknown."
     )
 
 
-def _row(what: tuple[str, ...], encoded: Encoded, plan: Plan) -> Row:
+def _row(what: tuple[str, ...], encoded: Encoded, plan: Plan) -> PaperRow:
     figures = (*map(times, encoded.ratios(plan)), percent(encoded.slower(plan)))
-    return Row(what, figures, (BLANK, BLANK))
+    return PaperRow(what, figures, (BLANK, BLANK))
 
 
-def _mean(what: tuple[str, ...], rows: Sequence[Row], published: tuple[Figure, ...], certainty: Certainty) -> Row:
+def _mean(
+    what: tuple[str, ...], rows: Sequence[PaperRow], published: tuple[Figure, ...], certainty: Certainty
+) -> PaperRow:
     columns = zip(*(row.ours for row in rows), strict=True)
     *mean_ratios, slower = (fmean(figure.value or 0 for figure in column) for column in columns)
-    return Row(what, (*map(times, mean_ratios), percent(slower)), published, certainty, _MEAN)
+    return PaperRow(what, (*map(times, mean_ratios), percent(slower)), published, certainty, _MEAN)
 
 
-def rounded(planned: Mapping[Network, Encoded]) -> Table:
+def rounded(planned: Mapping[GistNetwork, Encoded]) -> Table:
     """Delayed precision reduction alone, over the networks."""
     published = {"fp16": said("about 1.18 x", 1.18), "fp8": said("about 1.48 x", 1.48)}
     rows = []
@@ -147,7 +149,7 @@ def rounded(planned: Mapping[Network, Encoded]) -> Table:
         ours = tuple(times(fmean(column)) for column in zip(*found, strict=True))
         figure = published.get(format, BLANK)
         certainty = Certainty.UNSURE if figure.text else Certainty.UNKNOWN
-        rows.append(Row((format,), ours, (figure,), certainty, _MEAN if figure.text else ""))
+        rows.append(PaperRow((format,), ours, (figure,), certainty, _MEAN if figure.text else ""))
     note = "Means over the networks above, every map in the short format between its two uses, nothing else encoded."
     return Table("Rounding alone", ("format",), HEADS[:-1], ("published",), tuple(rows), note)
 
@@ -180,21 +182,21 @@ def _codec(name: str, detail: tuple[float | int, ...]) -> Codec:
     return codec_for(name, Storage("map", 4 * _ELEMENTS, Role.FEATURE_MAP, "float32", (0,)), detail)
 
 
-def _size(what: str, name: str, detail: tuple[float, ...], text: str, layout: str = "") -> Row:
+def _size(what: str, name: str, detail: tuple[float, ...], text: str, layout: str = "") -> PaperRow:
     """Times shorter."""
     ratio = times(4 * _ELEMENTS / _codec(name, detail).nbytes)
-    return Row((what,), (Figure(ratio.value, ratio.text + layout),), (said(text),), Certainty.SECOND_HAND)
+    return PaperRow((what,), (Figure(ratio.value, ratio.text + layout),), (said(text),), Certainty.SECOND_HAND)
 
 
-def _short_float(name: str, text: str) -> Row:
+def _short_float(name: str, text: str) -> PaperRow:
     layout = FORMATS[name]
     return _size(name, name, (), text, f", 1 + {layout.exponent_bits} + {layout.mantissa_bits} bits")
 
 
-def _window() -> Row:
+def _window() -> PaperRow:
     """Per output of a pool: PyTorch's own index has 64 bits, the paper compares with a float's 32."""
     window = window_of(_POOL_3X3)
-    return Row(
+    return PaperRow(
         ("place in a 3 x 3 window",),
         (times(32 / window.tap_bits),),
         (said("8 x", 8),),
@@ -203,8 +205,8 @@ def _window() -> Row:
     )
 
 
-def _even(what: str, name: str, text: str, certainty: Certainty) -> Row:
-    return Row((what,), (percent(break_even(name)),), (said(text),), certainty)
+def _even(what: str, name: str, text: str, certainty: Certainty) -> PaperRow:
+    return PaperRow((what,), (percent(break_even(name)),), (said(text),), certainty)
 
 
 def break_even(name: str) -> float:
@@ -217,9 +219,9 @@ def break_even(name: str) -> float:
     return high
 
 
-def _even_by_formula(what: str, column_nbytes: int, published: float) -> Row:
+def _even_by_formula(what: str, column_nbytes: int, published: float) -> PaperRow:
     share = 1 - (4 - 4 / ROW) / (4 + column_nbytes)
-    return Row((what,), (percent(share),), (said(f"{published:g} %", published / 100),), Certainty.COMPUTED)
+    return PaperRow((what,), (percent(share),), (said(f"{published:g} %", published / 100),), Certainty.COMPUTED)
 
 
 def stashed_maps() -> Table:
@@ -227,7 +229,7 @@ def stashed_maps() -> Table:
     shares = pairs(vgg(16, PAPER_BATCH))
     expected = {"ReLU -> pool": "40 %", "ReLU -> conv": "49 %", "pool -> conv": "10 %"}
     rows = tuple(
-        Row((pair,), (percent(share),), (said(expected.get(pair, "")),), _computed(pair in expected))
+        PaperRow((pair,), (percent(share),), (said(expected.get(pair, "")),), _computed(pair in expected))
         for pair, share in shares.items()
     )
     note = "Share of elements. Computed figures follow from the shapes; the paper's own are bars, which are unknown."
@@ -262,12 +264,12 @@ def pairs(graph: Graph) -> dict[str, float]:
 def sparsity(densities: Mapping[str, Sequence[float]]) -> Table:
     """How many activations are zero after the ReLUs of each network."""
     rows = [
-        Row((name,), (percents([1 - d for d in found]), percent(1 - fmean(found))), (BLANK,))
+        PaperRow((name,), (percents([1 - d for d in found]), percent(1 - fmean(found))), (BLANK,))
         for name, found in densities.items()
     ]
     every = [1 - density for found in densities.values() for density in found]
     why = "ours: fresh weights and random images; the paper's networks are being trained, which makes more zeros"
     typical = said("40-70 % typical, over 80 % late in VGG-16")
-    rows.append(Row(("all",), (percents(every), percent(fmean(every))), (typical,), Certainty.FOUND, why))
+    rows.append(PaperRow(("all",), (percents(every), percent(fmean(every))), (typical,), Certainty.FOUND, why))
     heads = ("least and most", "mean")
     return Table("Zeros after ReLUs", ("network",), heads, ("published",), tuple(rows), "Share of elements, by ReLU.")

@@ -26,9 +26,9 @@ from vdnn.plan.strategies import gist
 from vdnn.plan.strategies.gist import MIN_ROUNDED_NBYTES
 from vdnn.plan.strategies.strategy import Strategy
 
-MACHINE = "titan-x"
+PAPER_DEVICE = "titan-x"
 PAPER_BATCH = 64
-PUBLISHED = {"gist": "about 1.4", "chosen": "1.8, up to 2"}
+PUBLISHED_REDUCTION = {"gist": "about 1.4", "chosen": "1.8, up to 2"}
 """Averages over the five networks. The second is the abstract's; the first is known at second hand."""
 
 WEIGHTS = frozenset({Role.PARAMETER, Role.OPTIMIZER_STATE, Role.BUFFER, Role.GRADIENT})
@@ -37,7 +37,7 @@ GISTS = ("gist", "gist-fp16", "gist-fp10", "gist-fp8")
 
 
 @dataclass(frozen=True)
-class Network:
+class GistNetwork:
     """`name` is the zoo's. `format` is the paper's smallest one that trained without loss of accuracy; where it is not
     known (`is_guess`), fp10, the middle one."""
 
@@ -49,12 +49,12 @@ class Network:
 
 
 NETWORKS = (
-    Network("alexnet", "AlexNet", "fp8"),
-    Network("nin", "NiN", "fp10", is_guess=True),
-    Network("overfeat", "OverFeat", "fp8"),
-    Network("vgg16", "VGG-16", "fp16"),
-    Network("googlenet", "Inception (GoogLeNet)", "fp10"),
-    Network("inception-v3", "Inception v3", "fp10", is_guess=True, is_papers=False),
+    GistNetwork("alexnet", "AlexNet", "fp8"),
+    GistNetwork("nin", "NiN", "fp10", is_guess=True),
+    GistNetwork("overfeat", "OverFeat", "fp8"),
+    GistNetwork("vgg16", "VGG-16", "fp16"),
+    GistNetwork("googlenet", "Inception (GoogLeNet)", "fp10"),
+    GistNetwork("inception-v3", "Inception v3", "fp10", is_guess=True, is_papers=False),
 )
 
 
@@ -126,7 +126,7 @@ def _overlaps(block: tuple[int, int, int], group: Sequence[tuple[int, int, int]]
     return any(first <= other_last and other_first <= last for _, other_first, other_last in group)
 
 
-def ratios(network: Network, found: Mapping[str, Footprint], what: str, plans: Sequence[str]) -> dict[str, float]:
+def ratios(network: GistNetwork, found: Mapping[str, Footprint], what: str, plans: Sequence[str]) -> dict[str, float]:
     """keep-all's footprint over each plan's, and over that with the network's own format as "chosen"."""
     base = getattr(found[BASE], what)
     ratio_of = {name: base / getattr(found[name], what) for name in plans}

@@ -19,7 +19,7 @@ from vdnn.papers.hybrid_tables import (
     time_to_converge,
     winning_epoch_ratio,
 )
-from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, percent, said, seconds, times
+from vdnn.papers.paper_table import BLANK, Certainty, Figure, PaperRow, Table, percent, said, seconds, times
 
 SPLIT = 2
 SPLIT_SPEEDUPS = {"Inception-V3": 1.32, "GNMT": 1.15, "BigLSTM": 1.22}
@@ -78,8 +78,8 @@ def model() -> Table:
     return Table("The model", ("quantity", "case"), ("ours",), ("published",), rows, note)
 
 
-def _formula(what: str, case: str, ours: Figure, formula: str) -> Row:
-    return Row((what, case), (ours,), (said(formula),), Certainty.SECOND_HAND)
+def _formula(what: str, case: str, ours: Figure, formula: str) -> PaperRow:
+    return PaperRow((what, case), (ours,), (said(formula),), Certainty.SECOND_HAND)
 
 
 def inception() -> Table:
@@ -92,7 +92,7 @@ def inception() -> Table:
     return Table("Inception-V3 on N GPUs", ("N",), heads, ("published gain",), tuple(rows), note)
 
 
-def _devices(devices: int, label: str, convergence: Convergence) -> Row:
+def _devices(devices: int, label: str, convergence: Convergence) -> PaperRow:
     speedup = SPLIT_SPEEDUPS["Inception-V3"]
     ours = (
         _epochs(convergence.at(devices)),
@@ -103,7 +103,7 @@ def _devices(devices: int, label: str, convergence: Convergence) -> Row:
     )
     is_free = 128 not in convergence.epochs
     published, certainty = _published_gain(devices, is_free)
-    return Row((label,), ours, (published,), certainty, _why(devices, is_free))
+    return PaperRow((label,), ours, (published,), certainty, _why(devices, is_free))
 
 
 def _published_gain(devices: int, is_free: bool) -> tuple[Figure, Certainty]:
@@ -126,7 +126,7 @@ def _epochs(number: float) -> Figure:
 def thresholds() -> Table:
     """How much doubling the workers must cost in epochs before two devices per worker are better."""
     rows = tuple(
-        Row((name,), (times(speedup), times(winning_epoch_ratio(SPLIT, speedup))), (said(text),), certainty)
+        PaperRow((name,), (times(speedup), times(winning_epoch_ratio(SPLIT, speedup))), (said(text),), certainty)
         for (name, speedup), text, certainty in zip(
             SPLIT_SPEEDUPS.items(),
             ("1.32 x", "1.15 x", "1.22 x"),
@@ -165,7 +165,7 @@ _IMPLIED = {
 }
 
 
-def _implied(name: str, gain: float) -> Row:
+def _implied(name: str, gain: float) -> PaperRow:
     ratio = epoch_ratio_of_gain(gain, SPLIT, SPLIT_SPEEDUPS[name])
     published = said(f"at least {100 * gain:.1f} %", gain), said(_GPUS[name])
-    return Row((name,), (times(ratio),), published, Certainty.FOUND, _IMPLIED[name])
+    return PaperRow((name,), (times(ratio),), published, Certainty.FOUND, _IMPLIED[name])

@@ -32,7 +32,7 @@ class Map:
     shape: tuple[int, ...]
 
 
-class Network:
+class LayerNetwork:
     """Grows layer by layer; `graph()` adds the backward pass."""
 
     def __init__(self, name: str, batch: int) -> None:

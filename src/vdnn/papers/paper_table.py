@@ -80,7 +80,7 @@ def said(text: str, value: float | bool | None = None) -> Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PaperRow:
     """One line: what it is about, our figures, the published ones, how sure those are, and why they differ.
 
     A row without any published figure has an unknown or computed certainty and nothing else.
@@ -106,7 +106,7 @@ class Table:
     what: tuple[str, ...]
     ours: tuple[str, ...]
     published: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
     note: str = ""
 
     def __post_init__(self) -> None:
@@ -121,7 +121,7 @@ class Table:
     def to_dict(self) -> dict[str, Any]:
         return {"title": self.title, "note": self.note, "rows": [self._row(row) for row in self.rows]}
 
-    def _row(self, row: Row) -> dict[str, Any]:
+    def _row(self, row: PaperRow) -> dict[str, Any]:
         return {
             "what": dict(zip(self.what, row.what, strict=True)),
             "ours": _named(self.ours, row.ours),

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from math import prod
 
 from vdnn.ir import Phase, Role, Trait
-from vdnn.papers.layer_network import FLOPS_PER_MULTIPLY_ADD, Map, Network
+from vdnn.papers.layer_network import FLOPS_PER_MULTIPLY_ADD, LayerNetwork, Map
 
 X, Y = "x", "y"
 
@@ -36,7 +36,7 @@ BACKWARD_READS = {
 """Which of its maps a layer reads in backward, beside the gradient of Y."""
 
 
-class DependencyNetwork(Network):
+class DependencyNetwork(LayerNetwork):
     """Grows layer by layer; `graph()` adds the backward pass, in mirrored order."""
 
     def data(self, channels: int, height: int, width: int) -> Map:

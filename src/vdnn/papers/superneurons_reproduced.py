@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph
 from vdnn.papers.batches import Scaled, fits, guess, largest
-from vdnn.papers.paper_table import BLANK, Certainty, Figure, Row, Table, count, mebibytes, said, yes_or_no
+from vdnn.papers.paper_table import BLANK, Certainty, Figure, PaperRow, Table, count, mebibytes, said, yes_or_no
 from vdnn.papers.superneurons_networks import NETWORKS, alexnet, bottlenecks
 from vdnn.papers.superneurons_tables import (
-    MACHINE,
+    PAPER_DEVICE,
     PUBLISHED_ALEXNET_MIB,
     PUBLISHED_PEAKS_MIB,
     PUBLISHED_REPLAYS,
@@ -79,7 +79,7 @@ def alexnet_peaks() -> Table:
     published = PUBLISHED_ALEXNET_MIB
     largest_layer = PUBLISHED_PEAKS_MIB["AlexNet(200)"][2]
     rows = (
-        Row(
+        PaperRow(
             ("outputs of all layers",),
             (mebibytes(forward_nbytes(graph)),),
             (said("1469.592 MiB", 1469.592 * MiB),),
@@ -101,9 +101,9 @@ def alexnet_peaks() -> Table:
     return Table("AlexNet, 200 images: peak by technique", ("technique",), ("ours",), ("published",), rows, note)
 
 
-def _peak(what: str, nbytes: int, published_mib: float, why: str) -> Row:
+def _peak(what: str, nbytes: int, published_mib: float, why: str) -> PaperRow:
     text = f"{published_mib} MiB"
-    return Row((what,), (mebibytes(nbytes),), (said(text, published_mib * MiB),), Certainty.SECOND_HAND, why)
+    return PaperRow((what,), (mebibytes(nbytes),), (said(text, published_mib * MiB),), Certainty.SECOND_HAND, why)
 
 
 def recomputation(networks: Sequence[str]) -> Table:
@@ -124,14 +124,14 @@ def recomputation(networks: Sequence[str]) -> Table:
     )
 
 
-def _strategies(name: str, graph: Graph) -> Iterator[Row]:
+def _strategies(name: str, graph: Graph) -> Iterator[PaperRow]:
     pairs = [*zip(RECOMPUTING, PUBLISHED_REPLAYS[name], PUBLISHED_PEAKS_MIB[name], strict=True)]
     for strategy, replays, peak_mib in (*pairs, ("superneurons", *pairs[-1][1:])):
         ours = row(graph, strategy)
         published = said(str(replays), replays), said(str(peak_mib), peak_mib * MiB)
         is_same_peak = round(ours.peak_nbytes / MiB, 2) == round(peak_mib, 2)
         why = _why(name, strategy, ours.num_replays == replays, is_same_peak)
-        yield Row((name, strategy), (count(ours.num_replays), _mib(ours.peak_nbytes)), published, _sure(name), why)
+        yield PaperRow((name, strategy), (count(ours.num_replays), _mib(ours.peak_nbytes)), published, _sure(name), why)
 
 
 def _mib(nbytes: int) -> Figure:
@@ -169,14 +169,14 @@ def transfers(batches: Sequence[int]) -> Table:
     )
 
 
-def _traffic(batch: int, always_gb: float | None, needed_gb: float | None) -> Row:
+def _traffic(batch: int, always_gb: float | None, needed_gb: float | None) -> PaperRow:
     problem = superneurons_problem(alexnet(batch))
     always = moved_nbytes(offloading_convolutions(problem))
     needed = moved_nbytes(on_the_card(problem))
     published = tuple(BLANK if gb is None else said(f"{gb:g} GB", gb * 1e9) for gb in (always_gb, needed_gb))
     why = "weights, maps and gradients fit the card here; the paper's card also held workspaces" if needed_gb else ""
     is_known = any(figure.text for figure in published)
-    return Row((str(batch),), (_gb(always), _gb(needed)), published, _unsure(is_known), why)
+    return PaperRow((str(batch),), (_gb(always), _gb(needed)), published, _unsure(is_known), why)
 
 
 def _unsure(is_known: bool) -> Certainty:
@@ -196,20 +196,22 @@ def largest_batches(capture: Capture, names: Sequence[str]) -> Table:
         " card as budget, multiples of 8. Maps may go to 64 GiB of host memory and then to disk. A framework's own"
         " overhead, its workspaces and what the driver keeps are in the published figures and not in ours."
     )
-    return Table(f"Largest batch on {MACHINE}, 12 GB", ("network",), strategies, (*FRAMEWORKS, "published"), rows, note)
+    return Table(
+        f"Largest batch on {PAPER_DEVICE}, 12 GB", ("network",), strategies, (*FRAMEWORKS, "published"), rows, note
+    )
 
 
-def _largest_batch(capture: Capture, name: str, strategies: Sequence[str]) -> Row:
+def _largest_batch(capture: Capture, name: str, strategies: Sequence[str]) -> PaperRow:
     title, published = PUBLISHED_BATCHES[name]
-    one, other = (capture(name, SMALL_BATCH + more, MACHINE).graph for more in (0, 1))
+    one, other = (capture(name, SMALL_BATCH + more, PAPER_DEVICE).graph for more in (0, 1))
     scaled = Scaled(SMALL_BATCH, one, other)
     ours = tuple(count(_largest(scaled.at, strategy, BATCH_UNIT, (8, 16))) for strategy in strategies)
     theirs = tuple(said("not run") if number is None else count(number) for number in published)
-    return Row((title,), ours, theirs, Certainty.UNSURE)
+    return PaperRow((title,), ours, theirs, Certainty.UNSURE)
 
 
 def _largest(graph_of: Callable[[int], Graph], strategy: str, unit: int, near: tuple[int, int]) -> int:
-    machine = preset(MACHINE)
+    machine = preset(PAPER_DEVICE)
     start = guess(graph_of, machine, strategy, near) // unit
     return unit * largest(lambda units: fits(graph_of(unit * units), machine, strategy), start)
 
@@ -228,7 +230,7 @@ def deepest_resnets(quick: bool = False) -> Table:
     return Table("Deepest ResNet on 12 GB", ("what", "strategy"), ("ours",), ("published",), tuple(rows), note)
 
 
-def _deepest(strategy: str) -> Row:
+def _deepest(strategy: str) -> PaperRow:
     n = _largest(lambda size: _deep(size, DEEP_BATCH), strategy, 1, (20, 40))
     depth = 3 * (sum(GROUPS) + n) + 2
     others = " / ".join(map(str, PUBLISHED_DEPTHS[:-1]))
@@ -238,7 +240,7 @@ def _deepest(strategy: str) -> Row:
         if strategy == "keep-all"
         else "the floor here is weights and their gradients; the paper stops earlier, and why is not known"
     )
-    return Row(
+    return PaperRow(
         (f"layers, batch {DEEP_BATCH}", strategy), (count(depth),), (said(published),), Certainty.SECOND_HAND, why
     )
 
@@ -248,6 +250,6 @@ def _deep(n: int, batch: int) -> Graph:
     return bottlenecks((first, second, n, last), batch)
 
 
-def _resnet_2500() -> Row:
-    trains = fits(bottlenecks(RESNET_2500, 1), preset(MACHINE), "superneurons")
-    return Row(("2498 layers, batch 1", "superneurons"), (yes_or_no(trains),), (yes_or_no(True),), Certainty.FOUND)
+def _resnet_2500() -> PaperRow:
+    trains = fits(bottlenecks(RESNET_2500, 1), preset(PAPER_DEVICE), "superneurons")
+    return PaperRow(("2498 layers, batch 1", "superneurons"), (yes_or_no(trains),), (yes_or_no(True),), Certainty.FOUND)

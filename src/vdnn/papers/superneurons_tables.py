@@ -26,7 +26,7 @@ from vdnn.plan.model.timeline import ROLES
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import solve
 
-MACHINE = "k40c"
+PAPER_DEVICE = "k40c"
 REGULATED = frozenset({Role.FEATURE_MAP, Role.GRADIENT_MAP, Role.WORKSPACE})
 RECOMPUTING = ("recompute-speed", "recompute-memory", "recompute-cost")
 
@@ -49,7 +49,7 @@ PUBLISHED_ALEXNET_MIB = {"baseline": 2189.437, "liveness": 1489.355, "liveness a
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class NetworkPeak:
     """One network under one strategy. `peak_at` names the layer's op during which the peak is reached."""
 
     network: str
@@ -61,14 +61,14 @@ class Row:
 
 def superneurons_problem(graph: Graph) -> Problem:
     """A network on the paper's machine, with times from the roofline and no workspaces."""
-    return paper_problem(graph, hardware=preset(MACHINE))
+    return paper_problem(graph, hardware=preset(PAPER_DEVICE))
 
 
-def row(graph: Graph, strategy: str) -> Row:
+def row(graph: Graph, strategy: str) -> NetworkPeak:
     plan = solve(superneurons_problem(graph), strategy)
     nbytes = _regulated_nbytes(plan)
     peak_at = graph.ops[int(nbytes.argmax())].name
-    return Row(graph.name, strategy, num_replays(plan), int(nbytes.max()), peak_at)
+    return NetworkPeak(graph.name, strategy, num_replays(plan), int(nbytes.max()), peak_at)
 
 
 def regulated_peak(plan: Plan) -> int:

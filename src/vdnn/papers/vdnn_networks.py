@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 
 from vdnn.ir import Graph
 from vdnn.papers.googlenet_table import INCEPTIONS, Widths
-from vdnn.papers.layer_network import Map, Network
+from vdnn.papers.layer_network import LayerNetwork, Map
 
 VGG_GROUPS = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))  # channels and convolutions of VGG-16's groups
 
 
 def alexnet(batch: int = 128) -> Graph:
-    net = Network(f"AlexNet({batch})", batch)
+    net = LayerNetwork(f"AlexNet({batch})", batch)
     x = net.convolution("conv1", net.images(3, 227, 227), 96, 11, stride=4)
     x = net.convolution("conv2", net.pooling("pool1", x, 3, 2), 256, 5, padding=2)
     x = net.convolution("conv3", net.pooling("pool2", x, 3, 2), 384, 3, padding=1)
@@ -27,7 +27,7 @@ def alexnet(batch: int = 128) -> Graph:
 
 
 def overfeat(batch: int = 128) -> Graph:
-    net = Network(f"OverFeat({batch})", batch)
+    net = LayerNetwork(f"OverFeat({batch})", batch)
     x = net.convolution("conv1", net.images(3, 231, 231), 96, 11, stride=4)
     x = net.convolution("conv2", net.pooling("pool1", x, 2, 2), 256, 5)
     x = net.convolution("conv3", net.pooling("pool2", x, 2, 2), 512, 3, padding=1)
@@ -37,7 +37,7 @@ def overfeat(batch: int = 128) -> Graph:
 
 
 def googlenet(batch: int = 128) -> Graph:
-    net = Network(f"GoogLeNet({batch})", batch)
+    net = LayerNetwork(f"GoogLeNet({batch})", batch)
     x = net.convolution("conv1", net.images(3, 224, 224), 64, 7, stride=2, padding=3)
     x = net.convolution("conv2_reduce", net.pooling("pool1", x, 3, 2), 64, 1)
     x = net.pooling("pool2", net.convolution("conv2", x, 192, 3, padding=1), 3, 2)
@@ -53,7 +53,7 @@ def vgg(depth: int = 16, batch: int = 256) -> Graph:
     added, rest = divmod(depth - 16, len(VGG_GROUPS))
     if added < 0 or rest:
         raise ValueError(f"VGG-{depth} is not VGG-16 with the same number of convolutions added to each of 5 groups")
-    net = Network(f"VGG-{depth}({batch})", batch)
+    net = LayerNetwork(f"VGG-{depth}({batch})", batch)
     x = net.images(3, 224, 224)
     for group, (channels, count) in enumerate(VGG_GROUPS, start=1):
         for k in range(1, count + added + 1):
@@ -62,7 +62,7 @@ def vgg(depth: int = 16, batch: int = 256) -> Graph:
     return _classified(net, x, (4096, 4096))
 
 
-def _inception(net: Network, name: str, x: Map, widths: Widths) -> Map:
+def _inception(net: LayerNetwork, name: str, x: Map, widths: Widths) -> Map:
     plain, reduce3, wide3, reduce5, wide5, pooled = widths
     branch1 = net.convolution(f"{name}.1x1", x, plain, 1)
     branch3 = net.convolution(f"{name}.3x3", net.convolution(f"{name}.3x3_reduce", x, reduce3, 1), wide3, 3, padding=1)
@@ -71,7 +71,7 @@ def _inception(net: Network, name: str, x: Map, widths: Widths) -> Map:
     return net.concat(name, (branch1, branch3, branch5, branch_pool))
 
 
-def _classified(net: Network, x: Map, hidden: tuple[int, ...], classes: int = 1000) -> Graph:
+def _classified(net: LayerNetwork, x: Map, hidden: tuple[int, ...], classes: int = 1000) -> Graph:
     for k, features in enumerate(hidden):
         x = net.linear(f"fc{k + 6}", x, features)  # 6: the papers number them after five groups of convolutions
     net.softmax("softmax", net.linear("classifier", x, classes, relu=False))

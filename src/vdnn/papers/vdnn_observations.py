@@ -6,7 +6,7 @@ Enters: the networks with their plans. Leaves: one table.
 from __future__ import annotations
 
 from vdnn.ir import Role
-from vdnn.papers.paper_table import Certainty, Row, Table, percent, percents, said, seconds
+from vdnn.papers.paper_table import Certainty, PaperRow, Table, percent, percents, said, seconds
 from vdnn.papers.vdnn_plans import DEEP, Networks, Planned
 from vdnn.plan.model.timeline import COMPUTE
 from vdnn.plan.plan import Plan
@@ -18,7 +18,7 @@ _CLOCK = "times from peak rates; what the paper measured from where to where is 
 def observations(networks: Networks) -> Table:
     """What the paper says about its networks before it changes anything."""
     rows = [
-        Row(
+        PaperRow(
             ("layers that extract features", name),
             (percent(_feature_share(networks[name])),),
             (said(f"{100 * share:.0f} %", share),),
@@ -30,12 +30,14 @@ def observations(networks: Networks) -> Table:
     idle = [1 - l_peak(n.oracle.problem) / n.baseline_nbytes for name, n in networks.items() if name not in DEEP]
     why = "1 - largest need of one layer / baseline, over the networks shown that are not very deep"
     rows.append(
-        Row(("unused by the active layer", "all"), (percents(idle),), (said("53-79 %"),), Certainty.SECOND_HAND, why)
+        PaperRow(
+            ("unused by the active layer", "all"), (percents(idle),), (said("53-79 %"),), Certainty.SECOND_HAND, why
+        )
     )
     for name, text in (("AlexNet(128)", "about 60 ms"), ("VGG-16(64)", "more than 1.2 s")):
         if name in networks:
             reuse = seconds(_reuse_distance_s(networks[name].oracle))
-            rows.append(Row(("reuse of the first map", name), (reuse,), (said(text),), Certainty.UNSURE, _CLOCK))
+            rows.append(PaperRow(("reuse of the first map", name), (reuse,), (said(text),), Certainty.UNSURE, _CLOCK))
     return Table("Observations", ("what", "network"), ("ours",), ("published",), tuple(rows))
 
 

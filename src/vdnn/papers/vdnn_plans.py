@@ -13,7 +13,7 @@ from vdnn.errors import Infeasible
 from vdnn.hardware.presets import preset
 from vdnn.ir import Graph
 from vdnn.papers.paper_table import BLANK, Figure, percent
-from vdnn.papers.vdnn_tables import MACHINE, baseline_nbytes, paper_problem
+from vdnn.papers.vdnn_tables import PAPER_DEVICE, baseline_nbytes, paper_problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import solve
 
@@ -29,8 +29,8 @@ class Planned:
 
     @property
     def card_nbytes(self) -> int:
-        nbytes = preset(MACHINE).device.nbytes
-        assert nbytes is not None, f"the preset {MACHINE} has a size"
+        nbytes = preset(PAPER_DEVICE).device.nbytes
+        assert nbytes is not None, f"the preset {PAPER_DEVICE} has a size"
         return nbytes
 
     @cached_property

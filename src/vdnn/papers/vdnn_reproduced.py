@@ -14,7 +14,7 @@ from vdnn.papers.paper_table import (
     BLANK,
     Certainty,
     Figure,
-    Row,
+    PaperRow,
     Table,
     gigabytes,
     percent,
@@ -29,7 +29,7 @@ from vdnn.papers.vdnn_plans import DEEP, OURS, Networks, Planned
 from vdnn.papers.vdnn_tables import PUBLISHED_AVERAGE_REDUCTION, Reduction, reduction_of, weights_nbytes
 from vdnn.plan.plan import Plan
 
-QUICK = ("AlexNet(128)", "VGG-16(128)", "VGG-16(256)")
+QUICK_NETWORKS = ("AlexNet(128)", "VGG-16(128)", "VGG-16(256)")
 UNTRAINABLE = ("VGG-16(128)", "VGG-16(256)", *DEEP)
 """What the paper's baseline could not train: six of ten, of 14 to 67 GB."""
 
@@ -48,7 +48,7 @@ _LARGER = "ours is more: how the paper's figure divides into weights, gradients 
 
 
 def tables(quick: bool = False) -> Iterator[Table]:
-    names = QUICK if quick else tuple(NETWORKS)
+    names = QUICK_NETWORKS if quick else tuple(NETWORKS)
     networks = {name: Planned(NETWORKS[name]()) for name in names}
     yield baselines(networks)
     yield memory(networks)
@@ -66,11 +66,11 @@ def baselines(networks: Networks) -> Table:
     return Table("What the baseline allocates", ("network",), ("ours",), ("published",), rows, note)
 
 
-def _baseline(name: str, network: Planned) -> Row:
+def _baseline(name: str, network: Planned) -> PaperRow:
     published = PUBLISHED_BASELINE.get(name, BLANK)
     certainty = Certainty.FOUND if published.text else Certainty.UNKNOWN
     why = "" if published.value is None else _LARGER if network.baseline_nbytes > published.value else _WORKSPACE
-    return Row((name,), (gigabytes(network.baseline_nbytes),), (published,), certainty, why)
+    return PaperRow((name,), (gigabytes(network.baseline_nbytes),), (published,), certainty, why)
 
 
 def memory(networks: Networks) -> Table:
@@ -79,7 +79,7 @@ def memory(networks: Networks) -> Table:
     hard = [reduction_of(networks[name].every).average_reduction for name in UNTRAINABLE if name in networks]
     saved = (BLANK, BLANK, BLANK, percents(hard, places=0), BLANK)
     span = said("73-98 %")
-    rows.append(Row(("did not fit", "vdnn-all(m)"), saved, (span,), Certainty.FOUND, _AVERAGE))
+    rows.append(PaperRow(("did not fit", "vdnn-all(m)"), saved, (span,), Certainty.FOUND, _AVERAGE))
     note = (
         "Means are over layer ops. The last column of ours leaves out weights and their gradients, which vDNN does"
         f" not manage. {OURS} is given the peak of vdnn-all(m) as its budget, vdnn-dyn the whole card."
@@ -89,7 +89,7 @@ def memory(networks: Networks) -> Table:
     return Table("Memory by policy", ("network", "policy"), heads, ("published mean saved",), tuple(rows), note)
 
 
-def _policies(name: str, network: Planned) -> Iterator[Row]:
+def _policies(name: str, network: Planned) -> Iterator[PaperRow]:
     plans = [("vdnn-conv(m)", network.conv), ("vdnn-all(m)", network.every), ("vdnn-dyn", network.dyn)]
     if name not in DEEP:  # a plan as small as theirs takes a minute for each of those
         plans.append((OURS, network.ours_small))
@@ -97,7 +97,7 @@ def _policies(name: str, network: Planned) -> Iterator[Row]:
         share = PUBLISHED_AVERAGE_REDUCTION.get(name) if policy == "vdnn-all(m)" else None
         published = BLANK if share is None else said(f"{100 * share:.0f} %", share)
         certainty = Certainty.UNKNOWN if share is None else Certainty.FOUND
-        yield Row((name, policy), _saved(plan), (published,), certainty, "" if share is None else _AVERAGE)
+        yield PaperRow((name, policy), _saved(plan), (published,), certainty, "" if share is None else _AVERAGE)
 
 
 def _saved(plan: Plan | None) -> tuple[Figure, ...]:
@@ -121,7 +121,7 @@ def trainable(networks: Networks) -> Table:
     )
 
 
-def _trains(name: str, network: Planned) -> Row:
+def _trains(name: str, network: Planned) -> PaperRow:
     fits_baseline = network.baseline_nbytes <= network.card_nbytes
     ours = (
         yes_or_no(fits_baseline),
@@ -130,7 +130,7 @@ def _trains(name: str, network: Planned) -> Row:
         yes_or_no(network.ours is not None),
     )
     published = yes_or_no(name not in UNTRAINABLE), yes_or_no(True)
-    return Row((name,), ours, published, Certainty.FOUND, _FITS if fits_baseline != published[0].value else "")
+    return PaperRow((name,), ours, published, Certainty.FOUND, _FITS if fits_baseline != published[0].value else "")
 
 
 def performance(networks: Networks) -> Table:
@@ -140,7 +140,9 @@ def performance(networks: Networks) -> Table:
     mean = said("about 97 %", 0.97)
     why = "over the networks shown here; the paper's mean is over all ten, with algorithms to choose from"
     rows.append(
-        Row(("mean speed",), (BLANK, percent(fmean(dyn)), percent(fmean(ours))), (mean,), Certainty.SECOND_HAND, why)
+        PaperRow(
+            ("mean speed",), (BLANK, percent(fmean(dyn)), percent(fmean(ours))), (mean,), Certainty.SECOND_HAND, why
+        )
     )
     note = (
         "Time beyond the oracle's, which keeps everything. Static policies with slow algorithms lost 55 to 58 % in the"
@@ -155,13 +157,13 @@ def _made(networks: Networks, which: str) -> Sequence[tuple[Planned, Plan]]:
     return [(network, plan) for network, plan in found if plan is not None]
 
 
-def _slower(name: str, network: Planned) -> Row:
+def _slower(name: str, network: Planned) -> PaperRow:
     ours = (seconds(network.oracle.step_time_s), network.overhead(network.dyn), network.overhead(network.ours))
     if name == "VGG-16(256)":
-        return Row((name,), ours, (said("18 %", 0.18),), Certainty.FOUND, _COPIES)
+        return PaperRow((name,), ours, (said("18 %", 0.18),), Certainty.FOUND, _COPIES)
     if name in UNTRAINABLE:
-        return Row((name,), ours, (said("1-18 %"),), Certainty.FOUND, _COPIES)
-    return Row((name,), ours)
+        return PaperRow((name,), ours, (said("1-18 %"),), Certainty.FOUND, _COPIES)
+    return PaperRow((name,), ours)
 
 
 def very_deep(networks: Networks) -> Table:
@@ -177,7 +179,7 @@ def very_deep(networks: Networks) -> Table:
     )
 
 
-def _deep(name: str, network: Planned) -> Row:
+def _deep(name: str, network: Planned) -> PaperRow:
     plan = network.every
     host_nbytes = int(plan.timeline.total("host").max())
     ours = (
@@ -190,4 +192,4 @@ def _deep(name: str, network: Planned) -> Row:
     card = said("about 4.2 GB", 4.2e9) if name == "VGG-416(32)" else BLANK
     weights = gigabytes(2 * weights_nbytes(network.graph)).text
     why = f"weights and their gradients are {weights} already: the paper cannot have counted both" if card.text else ""
-    return Row((name,), ours, (card, said("81-92 %")), Certainty.SECOND_HAND, why)
+    return PaperRow((name,), ours, (card, said("81-92 %")), Certainty.SECOND_HAND, why)

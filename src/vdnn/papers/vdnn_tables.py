@@ -25,7 +25,7 @@ from vdnn.plan.model.timeline import ROLES
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import solve
 
-MACHINE = "titan-x"
+PAPER_DEVICE = "titan-x"
 
 PUBLISHED_AVERAGE_REDUCTION = {"AlexNet(128)": 0.89, "OverFeat(128)": 0.91, "GoogLeNet(128)": 0.95}
 """What the paper's abstract and conclusion state: "up to", by vDNN over its baseline."""
@@ -67,7 +67,7 @@ class Reduction:
 
 def paper_problem(graph: Graph, budget_nbytes: int | None = None, hardware: Hardware | None = None) -> Problem:
     """A network on the paper's machine, with times from the roofline and no workspaces."""
-    machine = hardware or preset(MACHINE)
+    machine = hardware or preset(PAPER_DEVICE)
     return Problem(graph, roofline(graph, machine), machine, budget_nbytes)
 
 

@@ -1,10 +1,9 @@
 """What could be done with every storage while nobody uses it, what that saves, and what it costs.
 
-Enters: a problem. Leaves: a `Ground`: one `Item` per gap of a storage, with an `Option` for each mechanism that can
-serve it. The one idea: keep, offload, encode, encode and offload, recompute are answers to the same question, so they
-are priced in the same money: bytes held at each moment, seconds of compute, seconds of each link. Which papers they
-come
-from no longer matters: vDNN's offload, SuperNeurons' recomputation and Gist's encodings stand in one list.
+Enters: a problem. Leaves: `Candidates`: one `GapOptions` per gap of a storage, with an `Option` for each mechanism that
+can serve it. The one idea: keep, offload, encode, encode and offload, recompute are answers to the same question, so
+they are priced in the same money: bytes held at each moment, seconds of compute, seconds of each link. Which papers
+they come from no longer matters: vDNN's offload, SuperNeurons' recomputation and Gist's encodings stand in one list.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from vdnn.ir import Information, Need, Read, Trait
 from vdnn.plan.judge.clock import both_ways
 from vdnn.plan.model.actions import Encode
 from vdnn.plan.model.bounds import smallest_costs
-from vdnn.plan.model.gaps import Bytes, Gap, gaps, moment_nbytes, without
+from vdnn.plan.model.gaps import Gap, NbytesArray, gaps, moment_nbytes, without
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.stashes import Stash, stash_at, with_maps, with_zeros
@@ -30,7 +29,7 @@ from vdnn.plan.model.tier_room import slower_tiers
 from vdnn.plan.strategies.gist import encoding_decision
 from vdnn.units import format_nbytes, format_seconds
 
-FEW_MOMENTS = 60
+SMALL_GRAPH_OPS = 60
 """Graphs so small that also unlikely options are worth a look."""
 
 MOST_REPLAYED = 40
@@ -66,14 +65,14 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class GapOptions:
     """A gap and what could be done in it, beside keeping the storage."""
 
     gap: Gap
     options: tuple[Option, ...]
 
 
-class Ground:
+class Candidates:
     """What every choice starts from. Workspaces are the smallest that each op can do with."""
 
     def __init__(self, problem: Problem) -> None:
@@ -103,15 +102,15 @@ class Ground:
         return [gap for gap in self.all_gaps if gap.is_last]
 
     @cached_property
-    def base(self) -> Bytes:
+    def base(self) -> NbytesArray:
         """Bytes of every moment when everything that is used again is kept."""
         return without(moment_nbytes(self.graph, self.lean.costs), self.last_gaps)
 
     @cached_property
-    def items(self) -> tuple[Item, ...]:
+    def items(self) -> tuple[GapOptions, ...]:
         """Every gap in which something can be done, ordered by storage, then by moment."""
         main = self._main_gaps()
-        found = (Item(gap, tuple(self._options(gap, main.get(gap.storage) == gap))) for gap in self.all_gaps)
+        found = (GapOptions(gap, tuple(self._options(gap, main.get(gap.storage) == gap))) for gap in self.all_gaps)
         return tuple(item for item in found if item.options and not item.gap.is_last)
 
     def _main_gaps(self) -> dict[int, Gap]:
@@ -209,7 +208,7 @@ class Ground:
         """Whether a storage's sources are small enough to stay for its sake: half of it; on small graphs, where
         everything is worth a look, what it and the rest of its chain take."""
         nbytes = sum(self.graph.storages[s].nbytes for s in sources)
-        if len(self.graph) > FEW_MOMENTS:
+        if len(self.graph) > SMALL_GRAPH_OPS:
             return nbytes < gap.nbytes // 2
         return nbytes < sum(self.graph.storages[s].nbytes for s in chain)
 

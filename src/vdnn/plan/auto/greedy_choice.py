@@ -7,11 +7,11 @@ again. Capuchin (ASPLOS 2020) ranks recomputation so, by memory saved per second
 
 from __future__ import annotations
 
-from vdnn.plan.auto.candidates import RECOMPUTE, Item, Option
-from vdnn.plan.auto.program_data import Model
+from vdnn.plan.auto.candidates import RECOMPUTE, GapOptions, Option
+from vdnn.plan.auto.program_data import ProgramData
 
 
-def greedy(model: Model, budget_nbytes: int) -> tuple[int, ...] | None:
+def greedy(model: ProgramData, budget_nbytes: int) -> tuple[int, ...] | None:
     """Choices under which every moment fits, as the model sees it; None: the worst moment has nothing left to give."""
     choices = [0] * len(model.items)
     while True:
@@ -26,7 +26,7 @@ def greedy(model: Model, budget_nbytes: int) -> tuple[int, ...] | None:
             choices[k] = position
 
 
-def _cheapest(model: Model, choices: list[int], moment: int, excess_nbytes: int) -> list[tuple[int, int]]:
+def _cheapest(model: ProgramData, choices: list[int], moment: int, excess_nbytes: int) -> list[tuple[int, int]]:
     """What to give up so that a moment fits, cheapest bytes first."""
     offers = [
         (_price(model, k, option), k, position)
@@ -45,17 +45,17 @@ def _cheapest(model: Model, choices: list[int], moment: int, excess_nbytes: int)
     return list(taken.items())
 
 
-def _freed(item: Item, option: Option) -> int:
+def _freed(item: GapOptions, option: Option) -> int:
     return item.gap.nbytes - option.held_nbytes
 
 
-def _price(model: Model, k: int, option: Option) -> float:
+def _price(model: ProgramData, k: int, option: Option) -> float:
     """Seconds per byte, copies that the gap cannot hide counted in."""
     item = model.items[k]
-    unhidden_s = max(0.0, option.out_s + option.back_s - model.ground.away_s(item.gap))
+    unhidden_s = max(0.0, option.out_s + option.back_s - model.candidates.away_s(item.gap))
     return (option.seconds + unhidden_s) / _freed(item, option)
 
 
-def _is_encoded_source(model: Model, k: int, choices: list[int]) -> bool:
+def _is_encoded_source(model: ProgramData, k: int, choices: list[int]) -> bool:
     """Whether something that it would be made from is held in a form that has lost values."""
     return any(choices[j] and not model.items[j].options[choices[j] - 1].keeps_values for j in model.sources.get(k, ()))

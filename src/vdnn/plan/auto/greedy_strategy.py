@@ -9,32 +9,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vdnn.plan.auto.candidates import Ground
+from vdnn.plan.auto.candidates import Candidates
 from vdnn.plan.auto.compose import compose
 from vdnn.plan.auto.greedy_choice import greedy
-from vdnn.plan.auto.program_data import Model
+from vdnn.plan.auto.program_data import ProgramData
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategies import offload
 from vdnn.plan.strategies.strategy import Strategy
 
-NAME = "greedy"
+STRATEGY_NAME = "greedy"
 
 
 def solve(problem: Problem) -> Plan:
     """A plan within the budget, found in one pass; Infeasible with the smallest budget that offloading can meet."""
 
-    kept = offload.keeping(problem, NAME)
+    kept = offload.keeping(problem, STRATEGY_NAME)
     budget_nbytes = problem.budget_nbytes
     if budget_nbytes is None or kept.peak_nbytes <= budget_nbytes:
         return kept
-    ground = Ground(problem)
-    choices = greedy(Model(ground, tuple((k,) for k in range(len(ground.items)))), budget_nbytes)
+    candidates = Candidates(problem)
+    choices = greedy(ProgramData(candidates, tuple((k,) for k in range(len(candidates.items)))), budget_nbytes)
     if choices is not None:
-        plan = replace(compose(ground, choices, budget_nbytes), strategy=NAME)
+        plan = replace(compose(candidates, choices, budget_nbytes), strategy=STRATEGY_NAME)
         if plan.peak_nbytes <= budget_nbytes:
             return plan
-    return replace(offload.solve(problem), strategy=NAME)
+    return replace(offload.solve(problem), strategy=STRATEGY_NAME)
 
 
-STRATEGY = Strategy(NAME, solve, chooses_variants=True)
+STRATEGY = Strategy(STRATEGY_NAME, solve, chooses_variants=True)

@@ -25,25 +25,25 @@ from functools import cached_property
 import numpy as np
 from ortools.linear_solver.python import model_builder
 
-from vdnn.plan.auto.candidates import ENCODE, Item, Option
+from vdnn.plan.auto.candidates import ENCODE, GapOptions, Option
 from vdnn.plan.auto.demands import Demand
-from vdnn.plan.auto.program_data import Model
+from vdnn.plan.auto.program_data import ProgramData
 from vdnn.plan.auto.ties import Unit
-from vdnn.plan.auto.traffic import Row, Traffic
+from vdnn.plan.auto.traffic import BindingMoment, Traffic
 
-FEWER = 1e-7
+COST_OF_A_DECISION = 1e-7
 """Of a step: what a decision costs by itself, so that of equally fast plans the one with the fewest is chosen."""
 
-SETTLED = 0.999
+CLEAR_CHOICE = 0.999
 """A choice that the relaxation makes this clearly stays."""
 
-STOP = "limits/gap = 0.002\nlimits/nodes = 30\nseparating/maxrounds = 0\nseparating/maxroundsroot = 0\n"
+SCIP_PARAMETERS = "limits/gap = 0.002\nlimits/nodes = 30\nseparating/maxrounds = 0\nseparating/maxroundsroot = 0\n"
 """The relaxation has settled most; what is left need not be solved to the last digit."""
 
-NOTHING = 1e-10
+ROUNDED_AWAY = 1e-10
 """A weight of this size is what rounding left."""
 
-STALLS = 8
+NUM_STALL_PARTS = 8
 """Parts of the step that can be waited in."""
 
 Term = tuple[int, float]
@@ -66,14 +66,14 @@ class Learned:
     """What the simulator has taught. `rows`: what binds. `margin_nbytes`: what a moment needs beyond what the program
     believes."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BindingMoment] = field(default_factory=list)
     margin_nbytes: dict[int, int] = field(default_factory=dict)
 
 
 class Optimiser:
     """Programs of one model: what they have in common is written once."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: ProgramData) -> None:
         self.model = model
         self.traffic = Traffic(model)
 
@@ -92,7 +92,7 @@ class Optimiser:
                 return replace(solution, bound_s=relaxed.bound_s)
         return None
 
-    def bound_s(self, budget_nbytes: int, rows: Sequence[Row]) -> float:
+    def bound_s(self, budget_nbytes: int, rows: Sequence[BindingMoment]) -> float:
         """What every choice within the budget adds at least, even if no copy is ever waited for."""
         plain = [row for row in rows if row.since < 0 and row.upto < 0]
         relaxed = self._program(True, budget_nbytes, Learned(plain), 0.0, {}).solve()
@@ -100,9 +100,9 @@ class Optimiser:
 
     def _program(
         self, is_relaxed: bool, budget_nbytes: int, learned: Learned, link_scale: float, settled: Mapping[int, int]
-    ) -> Program:
+    ) -> IntegerProgram:
         draft = self._relaxed if is_relaxed else self._whole
-        return Program(draft, self.traffic, budget_nbytes, learned, link_scale, settled)
+        return IntegerProgram(draft, self.traffic, budget_nbytes, learned, link_scale, settled)
 
     @cached_property
     def _relaxed(self) -> Draft:
@@ -117,11 +117,11 @@ class Draft:
     """The part that depends neither on the budget nor on what was learned. Seconds are shares of the step, so that all
     numbers are of one size."""
 
-    def __init__(self, model: Model, *, is_relaxed: bool) -> None:
-        self.model, self.ground, self.is_relaxed = model, model.ground, is_relaxed
+    def __init__(self, model: ProgramData, *, is_relaxed: bool) -> None:
+        self.model, self.candidates, self.is_relaxed = model, model.candidates, is_relaxed
         self.mip = model_builder.Model()
         self.variables: list[model_builder.Variable] = []
-        self.total_s = max(float(self.ground.elapsed_s[-1]), self._dearest_s(), 1e-12)
+        self.total_s = max(float(self.candidates.elapsed_s[-1]), self._dearest_s(), 1e-12)
         self.x = [self._choices_of(members) for members in model.units]
         self.objective: list[Term] = [
             term for u, members in enumerate(model.units) for term in self._prices(u, members)
@@ -129,7 +129,7 @@ class Draft:
         self.early = self._early()
         self._conflicts()
         self.waits = list(self._waits())
-        self.stalls = [self.number(1e6) for _ in range(STALLS)]
+        self.stalls = [self.number(1e6) for _ in range(NUM_STALL_PARTS)]
         self.objective += [(stall, 1.0) for stall in self.stalls]
 
     def _dearest_s(self) -> float:
@@ -158,7 +158,7 @@ class Draft:
     def _prices(self, u: int, members: Unit) -> Iterable[Term]:
         for position, literal in enumerate(self.x[u][1:], start=1):
             seconds = sum(self.model.items[k].options[position - 1].seconds for k in members)
-            yield literal, seconds / self.total_s + FEWER
+            yield literal, seconds / self.total_s + COST_OF_A_DECISION
 
     def _early(self) -> dict[tuple[int, int], int]:
         """(unit, rank) -> it is back at its demand of that rank, the latest first; a demand further ahead implies the
@@ -201,16 +201,16 @@ class Draft:
 
     def _waits(self) -> Iterable[Term]:
         """Copies that are back before the peak, or leave after it: what their own gap does not hide."""
-        peak = int(self.ground.base.argmax())
+        peak = int(self.candidates.base.argmax())
         for k, u in self.model.unit_of.items():
             item = self.model.items[k]
             for position, option in enumerate(item.options, start=1) if not item.gap.covers(peak) else ():
-                waited_s = option.out_s + option.back_s - self.ground.away_s(item.gap)
+                waited_s = option.out_s + option.back_s - self.candidates.away_s(item.gap)
                 if option.tier is not None and waited_s > 0:
                     yield self.x[u][position], waited_s / self.total_s
 
 
-class Program:
+class IntegerProgram:
     """A draft, completed for one budget. Bytes are shares of the budget."""
 
     def __init__(
@@ -222,7 +222,7 @@ class Program:
         link_scale: float,
         settled: Mapping[int, int],
     ) -> None:
-        self.draft, self.model, self.ground = draft, draft.model, draft.ground
+        self.draft, self.model, self.candidates = draft, draft.model, draft.candidates
         self.traffic, self.link_scale = traffic, link_scale
         self.budget_nbytes, self.learned = budget_nbytes, learned
         self.mip = draft.mip.clone()
@@ -237,10 +237,10 @@ class Program:
     def _sum_of(self, terms: Sequence[Term]) -> model_builder.LinearExpr:
         return weighted(self.variables, terms)
 
-    def _row(self, row: Row) -> None:
+    def _row(self, row: BindingMoment) -> None:
         """What a moment holds, and what is under way then."""
         moment = row.moment
-        room = self.budget_nbytes - self.learned.margin_nbytes.get(moment, 0) - int(self.ground.base[moment])
+        room = self.budget_nbytes - self.learned.margin_nbytes.get(moment, 0) - int(self.candidates.base[moment])
         terms: list[Term] = []
         near = np.flatnonzero((self.model.leave <= moment) & (moment <= self.model.end)).tolist()
         by_unit: dict[int, list[int]] = {}
@@ -258,9 +258,9 @@ class Program:
         if terms:
             self.mip.add(self._sum_of([(v, nbytes / unit) for v, nbytes in terms]) <= (room + hidden_nbytes) / unit)
 
-    def _under_way(self, row: Row) -> tuple[list[Term], float]:
+    def _under_way(self, row: BindingMoment) -> tuple[list[Term], float]:
         """Copies of the row's stretch, less what stalls let through; and the bytes that compute hides."""
-        elapsed, is_out = self.ground.elapsed_s, row.since >= 0
+        elapsed, is_out = self.candidates.elapsed_s, row.since >= 0
         sums: dict[int, float] = {}
         for k in np.flatnonzero((self.model.leave < row.moment) & (row.moment < self.model.until)).tolist():
             gap, u = self.model.items[k].gap, self.model.unit_of.get(k)
@@ -272,7 +272,7 @@ class Program:
                     sums[variable] = sums.get(variable, 0.0) + nbytes
         rate = (self.traffic.out if is_out else self.traffic.back) / max(self.link_scale, 1e-9)
         span = (row.since + 1, row.moment) if is_out else (row.moment + 1, row.upto)
-        stalls = [self.draft.stalls[part] for part in self.traffic.parts(row, STALLS)]
+        stalls = [self.draft.stalls[part] for part in self.traffic.parts(row, NUM_STALL_PARTS)]
         terms = [*sums.items(), *((stall, -rate * self.draft.total_s) for stall in stalls)]
         return terms, rate * float(elapsed[span[1]] - elapsed[span[0]])
 
@@ -293,7 +293,7 @@ class Program:
         for rank, nbytes in by_rank.items():
             yield self.draft.early[u, rank], nbytes
 
-    def _change(self, item: Item, option: Option, moment: int) -> int:
+    def _change(self, item: GapOptions, option: Option, moment: int) -> int:
         end = option.end(item.gap)
         away = -item.gap.nbytes if item.gap.leave < moment < end else 0
         encoding = option.held_nbytes if option.kind == ENCODE and item.gap.leave <= moment <= end else 0
@@ -302,11 +302,14 @@ class Program:
 
     def _ways_of_computing(self, moment: int) -> Iterable[Term]:
         """The variants of an op, each with its workspace beyond the smallest, and its time beyond the fastest."""
-        offered = self.ground.problem.variants.get(moment)
+        offered = self.candidates.problem.variants.get(moment)
         if not offered:
             return
-        least, fastest = self.ground.lean.costs[moment].workspace_nbytes, self.ground.fastest_costs[moment].seconds
-        ways = [self.ground.problem.costs[moment], *offered]
+        least, fastest = (
+            self.candidates.lean.costs[moment].workspace_nbytes,
+            self.candidates.fastest_costs[moment].seconds,
+        )
+        ways = [self.candidates.problem.costs[moment], *offered]
         for literal, cost in zip(self._exactly_one(len(ways)), ways, strict=True):
             self.objective.append((literal, (cost.seconds - fastest) / self.draft.total_s))
             yield literal, cost.workspace_nbytes - least
@@ -322,7 +325,7 @@ class Program:
 
     def _tiers(self) -> None:
         """What a bounded tier holds at the moments that bind."""
-        for tier in self.ground.problem.hardware.tiers[1:]:
+        for tier in self.candidates.problem.hardware.tiers[1:]:
             for row in self.learned.rows if tier.nbytes is not None else ():
                 stored = self._stored(tier.name, row.moment)
                 unit = max(tier.nbytes or 0, 1)
@@ -345,7 +348,7 @@ class Program:
         self.mip.minimize(self._sum_of(self.objective))
         solver = model_builder.Solver("glop" if self.draft.is_relaxed else "scip")
         if not self.draft.is_relaxed:
-            solver.set_solver_specific_parameters(STOP)
+            solver.set_solver_specific_parameters(SCIP_PARAMETERS)
         if solver.solve(self.mip) not in (model_builder.SolveStatus.OPTIMAL, model_builder.SolveStatus.FEASIBLE):
             return None
         values = solver.values(self.mip.get_variables()).to_numpy()
@@ -354,7 +357,7 @@ class Program:
         for u, members in enumerate(self.model.units):
             weights = values[self.draft.x[u]]
             position = int(weights.argmax())
-            positions.append(position if weights[position] >= SETTLED else None)
+            positions.append(position if weights[position] >= CLEAR_CHOICE else None)
             for k in members:
                 choices[k] = position
         stalls = tuple(float(values[stall]) * self.draft.total_s for stall in self.draft.stalls)
@@ -366,5 +369,5 @@ def weighted(variables: Sequence[model_builder.Variable], terms: Sequence[Term])
     sums: dict[int, float] = {}
     for variable, weight in terms:
         sums[variable] = sums.get(variable, 0.0) + weight
-    kept = {variable: weight for variable, weight in sums.items() if abs(weight) > NOTHING}
+    kept = {variable: weight for variable, weight in sums.items() if abs(weight) > ROUNDED_AWAY}
     return model_builder.LinearExpr.weighted_sum([variables[k] for k in kept], list(kept.values()))

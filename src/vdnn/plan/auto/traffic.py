@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from vdnn.plan.auto.candidates import Option
-from vdnn.plan.auto.program_data import Model
-from vdnn.plan.model.gaps import Bytes
+from vdnn.plan.auto.program_data import ProgramData
+from vdnn.plan.model.gaps import NbytesArray
 
-Amounts = npt.NDArray[np.float64]
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BindingMoment:
     """A moment whose bytes are bounded. With `since`, what was sent from that moment on and is not out yet counts too;
     with `upto`, what is used up to that moment and cannot come back in time otherwise."""
 
@@ -34,9 +34,9 @@ class Row:
 class Traffic:
     """Links of one model: how fast the nearest tier's are in each direction."""
 
-    def __init__(self, model: Model) -> None:
-        self.model, self.elapsed_s = model, model.ground.elapsed_s
-        hardware, tiers = model.ground.problem.hardware, model.ground.tiers
+    def __init__(self, model: ProgramData) -> None:
+        self.model, self.elapsed_s = model, model.candidates.elapsed_s
+        hardware, tiers = model.candidates.problem.hardware, model.candidates.tiers
         device = hardware.device.name
         self.out = hardware.link(device, tiers[0]).bandwidth_bytes_per_s if tiers else 1.0
         self.back = hardware.link(tiers[0], device).bandwidth_bytes_per_s if tiers else 1.0
@@ -46,15 +46,15 @@ class Traffic:
         return option.out_s * self.out if is_out else option.back_s * self.back
 
     def rows(
-        self, choices: Sequence[int], level: Bytes, budget_nbytes: int, stalls: Sequence[float], link_scale: float
-    ) -> list[tuple[float, Row]]:
+        self, choices: Sequence[int], level: NbytesArray, budget_nbytes: int, stalls: Sequence[float], link_scale: float
+    ) -> list[tuple[float, BindingMoment]]:
         """Rows that do not hold, with the bytes by which they do not. `stalls` are the waits that are allowed for, by
         part of the step."""
         sent, arriving, recent = self._moved(choices)
         if not sent.any():
             return []
         found = [*self._going_out(sent, recent, link_scale), *self._coming_back(arriving, link_scale)]
-        late: list[tuple[float, Row]] = []
+        late: list[tuple[float, BindingMoment]] = []
         for row, nbytes in found:
             rate = (self.out if row.since >= 0 else self.back) / link_scale
             waited = sum(stalls[part] for part in self.parts(row, len(stalls))) * rate
@@ -63,7 +63,7 @@ class Traffic:
                 late.append((excess, row))
         return late
 
-    def parts(self, row: Row, count: int) -> range:
+    def parts(self, row: BindingMoment, count: int) -> range:
         """Into which parts of the step the stretch of a row falls."""
         first = row.since + 1 if row.since >= 0 else row.moment
         last = row.moment if row.since >= 0 else row.upto
@@ -72,9 +72,9 @@ class Traffic:
         high = int(self.elapsed_s[last] / total_s * count)
         return range(min(low, count - 1), min(high, count - 1) + 1)
 
-    def _moved(self, choices: Sequence[int]) -> tuple[Amounts, Amounts, Amounts]:
+    def _moved(self, choices: Sequence[int]) -> tuple[FloatArray, FloatArray, FloatArray]:
         """Of each moment: bytes sent when it is done, used at it again, and sent before it but still used at it."""
-        num_moments = len(self.model.ground.graph)
+        num_moments = len(self.model.candidates.graph)
         sent, arriving, recent = (np.zeros(num_moments + 1) for _ in range(3))
         for k, chosen in enumerate(choices):
             option = self.model.items[k].options[chosen - 1] if chosen else None
@@ -86,27 +86,27 @@ class Traffic:
                 recent[gap.leave + 1] -= nbytes
         return sent, arriving, recent.cumsum()
 
-    def _going_out(self, sent: Amounts, recent: Amounts, link_scale: float) -> list[tuple[Row, float]]:
+    def _going_out(self, sent: FloatArray, recent: FloatArray, link_scale: float) -> list[tuple[BindingMoment, float]]:
         rate, backlog, since = self.out / link_scale, 0.0, -1
-        found: list[tuple[Row, float]] = []
+        found: list[tuple[BindingMoment, float]] = []
         for moment in range(1, len(sent) - 1):
             if sent[moment - 1]:
                 since = moment - 1 if backlog <= 0 else since
                 backlog += float(sent[moment - 1])
             held = backlog - float(recent[moment])
             if held > 0:
-                found.append((Row(moment, since=since), held))
+                found.append((BindingMoment(moment, since=since), held))
             backlog = max(0.0, backlog - rate * float(self.elapsed_s[moment + 1] - self.elapsed_s[moment]))
         return found
 
-    def _coming_back(self, arriving: Amounts, link_scale: float) -> list[tuple[Row, float]]:
+    def _coming_back(self, arriving: FloatArray, link_scale: float) -> list[tuple[BindingMoment, float]]:
         rate, backlog, upto = self.back / link_scale, 0.0, -1
-        found: list[tuple[Row, float]] = []
+        found: list[tuple[BindingMoment, float]] = []
         for moment in range(len(arriving) - 3, -1, -1):
             if arriving[moment + 1]:
                 upto = moment + 1 if backlog <= 0 else upto
                 backlog += float(arriving[moment + 1])
             if backlog > 0:
-                found.append((Row(moment, upto=upto), backlog))
+                found.append((BindingMoment(moment, upto=upto), backlog))
             backlog = max(0.0, backlog - rate * float(self.elapsed_s[moment + 1] - self.elapsed_s[moment]))
         return found

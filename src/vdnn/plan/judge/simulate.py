@@ -15,7 +15,7 @@ from vdnn.plan.judge.clock import lanes
 from vdnn.plan.judge.residency import Holdings, holdings
 from vdnn.plan.judge.schedule import Instruction, schedule
 from vdnn.plan.model.plan_data import PlanData
-from vdnn.plan.model.timeline import ROLES, Bytes, Timeline
+from vdnn.plan.model.timeline import ROLES, NbytesArray, Timeline
 
 
 def simulate(plan: PlanData, program: Sequence[Instruction] | None = None) -> Timeline:
@@ -33,7 +33,7 @@ def simulate(plan: PlanData, program: Sequence[Instruction] | None = None) -> Ti
     )
 
 
-def _by_role(held: Holdings, tier: int, length: int) -> Bytes:
+def _by_role(held: Holdings, tier: int, length: int) -> NbytesArray:
     """One row per role, one column per instruction: add where a holding begins, take away after it ends, sum up."""
     there = held.tiers == tier
     change = np.zeros((len(ROLES), length + 1), dtype=np.int64)

@@ -14,12 +14,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from vdnn.cost.table import CostTable
 from vdnn.ir import NO_USE, PERSISTENT_ROLES, Graph, Role, Trait
-
-Bytes = npt.NDArray[np.int64]
+from vdnn.plan.model.timeline import NbytesArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ def uses(graph: Graph) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
     return used, changed
 
 
-def moment_nbytes(graph: Graph, costs: CostTable) -> Bytes:
+def moment_nbytes(graph: Graph, costs: CostTable) -> NbytesArray:
     """Device bytes of every moment when everything is kept: what is alive, and the op's workspace."""
     change = np.zeros(len(graph) + 1, dtype=np.int64)
     for storage, life in zip(graph.storages, graph.lifetimes, strict=True):
@@ -103,7 +101,7 @@ def moment_nbytes(graph: Graph, costs: CostTable) -> Bytes:
     return change.cumsum()[:-1] + workspace
 
 
-def without(nbytes: Bytes, away: tuple[Gap, ...] | list[Gap]) -> Bytes:
+def without(nbytes: NbytesArray, away: tuple[Gap, ...] | list[Gap]) -> NbytesArray:
     """Bytes of every moment when these gaps are used to the full."""
     change = np.zeros(len(nbytes) + 1, dtype=np.int64)
     for gap in away:

@@ -24,7 +24,7 @@ from vdnn.plan.model.stashes import Stash, stashes
 _LAYERS_OF_PAPERS = frozenset({"conv", "fc", "join", "fork", "concat", "data", "softmax"})
 """Checkpoints of graphs that are written down layer by layer."""
 
-HEAVY = 16
+CHECKPOINT_FLOPS_PER_ELEMENT = 16
 """Arithmetic per element of the result from which on an op that nobody has named is a checkpoint: an activation does a
 few, attention and a recurrent cell hundreds."""
 
@@ -49,7 +49,7 @@ def is_checkpoint(graph: Graph, op: Op) -> bool:
         maps = {graph.values[r.value].storage for r in op.reads}
         return sum(graph.storages[storage].role is Role.FEATURE_MAP for storage in maps) > 1
     elements = sum(prod(graph.values[value].shape) for value in op.writes)
-    return op.flops > HEAVY * max(elements, 1)
+    return op.flops > CHECKPOINT_FLOPS_PER_ELEMENT * max(elements, 1)
 
 
 def segments(graph: Graph, checkpoints: Set[int] | None = None) -> tuple[Segment, ...]:

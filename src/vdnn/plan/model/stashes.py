@@ -17,7 +17,7 @@ from vdnn.known_ops import known
 from vdnn.known_ops.known_op import Zeros
 from vdnn.plan.model.gaps import movable, uses
 
-STATISTIC = 8
+STATISTIC_RATIO = 8
 """A result this many times smaller than another of the same op stands beside it: the mean next to what was normalized.
 It is no map, frees nothing, and rounding it would spoil much."""
 
@@ -132,4 +132,4 @@ def _maps_of(graph: Graph, op: Op) -> Iterator[int]:
         return
     written = [graph.values[value].storage for value in op.writes]
     largest = max((graph.storages[storage].nbytes for storage in written), default=0)
-    yield from (storage for storage in written if graph.storages[storage].nbytes * STATISTIC > largest)
+    yield from (storage for storage in written if graph.storages[storage].nbytes * STATISTIC_RATIO > largest)

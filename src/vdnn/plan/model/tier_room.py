@@ -31,7 +31,7 @@ def has_slower_tier(hardware: Hardware) -> bool:
     return bool(slower_tiers(hardware))
 
 
-class Room:
+class TierRoom:
     """What is taken of each tier at every moment. A tier that nothing bounds always has room."""
 
     def __init__(self, hardware: Hardware, num_moments: int) -> None:

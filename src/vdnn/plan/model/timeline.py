@@ -18,7 +18,7 @@ from vdnn.ir import Role
 ROLES = tuple(Role)
 COMPUTE = "compute"
 
-Bytes = npt.NDArray[np.int64]
+NbytesArray = npt.NDArray[np.int64]
 Seconds = npt.NDArray[np.float64]
 
 
@@ -46,10 +46,10 @@ class Timeline:
     device: str
     labels: tuple[str, ...]
     moments: npt.NDArray[np.int64]
-    nbytes: Mapping[str, Bytes]
+    nbytes: Mapping[str, NbytesArray]
     lanes: Mapping[str, Lane] = field(default_factory=dict)
 
-    def total(self, tier: str | None = None) -> Bytes:
+    def total(self, tier: str | None = None) -> NbytesArray:
         """Bytes of a tier (the device, unless told) at every instruction."""
         return self.nbytes[tier or self.device].sum(axis=0)
 

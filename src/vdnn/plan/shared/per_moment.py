@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from vdnn.plan.judge.schedule import Kind
-from vdnn.plan.model.gaps import Bytes
+from vdnn.plan.model.gaps import NbytesArray
 from vdnn.plan.plan import Plan
 
 
@@ -23,7 +23,7 @@ def replay_uses(plan: Plan) -> dict[int, set[int]]:
     return used
 
 
-def largest_per_moment(plan: Plan) -> Bytes:
+def largest_per_moment(plan: Plan) -> NbytesArray:
     """Device bytes of every moment: of its instructions, the one that holds most."""
     nbytes = np.zeros(len(plan.problem.graph), dtype=np.int64)
     np.maximum.at(nbytes, plan.timeline.moments, plan.timeline.total())

@@ -28,21 +28,21 @@ import numpy as np
 from vdnn.plan.judge.clock import both_ways
 from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.bounds import smallest_costs
-from vdnn.plan.model.gaps import Bytes, Gap, gaps, moment_nbytes, without
+from vdnn.plan.model.gaps import Gap, NbytesArray, gaps, moment_nbytes, without
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.tier_room import Room, slower_tiers
+from vdnn.plan.model.tier_room import TierRoom, slower_tiers
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.shared.per_moment import largest_per_moment, replay_uses
-from vdnn.plan.strategies.offload_choice import Choice, choose, exhaust, pruned
-from vdnn.plan.strategies.offload_windows import Window, windows
+from vdnn.plan.strategies.offload_choice import GapChoice, choose, exhaust, pruned
+from vdnn.plan.strategies.offload_windows import CopyWindow, windows
 from vdnn.plan.strategies.strategy import Strategy
 from vdnn.units import format_seconds
 
-MOMENTS_OF_EXCHANGE = 30_000  # simulated ops that the exchange may take: well under a second
-MOMENTS_OF_JUDGING = 50_000  # beyond them the first plan that fits is the answer: a simulated op costs 20 us
-GOOD_ENOUGH = 1e-3  # of the step time: stalls below it are not worth another plan
-NO_STALL = 1e-9  # relative: below what adding a million floats may lose
+MAX_EXCHANGE_OPS = 30_000  # simulated ops that the exchange may take: well under a second
+MAX_JUDGED_OPS = 50_000  # beyond them the first plan that fits is the answer: a simulated op costs 20 us
+NEGLIGIBLE_STALL_SHARE = 1e-3  # of the step time: stalls below it are not worth another plan
+TIME_TOLERANCE = 1e-9  # relative: below what adding a million floats may lose
 
 Score = Callable[[Gap, float], tuple[float, ...]]
 """The worth of giving up a gap of so many seconds; more is better."""
@@ -69,26 +69,26 @@ def beside(kept: Plan) -> Plan:
     problem = kept.problem
     if problem.budget_nbytes is None or kept.peak_nbytes <= problem.budget_nbytes:
         return kept
-    ground = _Ground(kept)
+    search = _OffloadSearch(kept)
     best: Plan | None = None
-    for tried, plan in enumerate(ground.proposals(), start=1):
+    for tried, plan in enumerate(search.proposals(), start=1):
         best = plan if best is None else _faster(best, plan)
-        if not _stalls(best) or tried * len(problem.graph) > MOMENTS_OF_JUDGING:
+        if not _stalls(best) or tried * len(problem.graph) > MAX_JUDGED_OPS:
             return best
     if best is None:
         raise infeasible(
-            ground.emptiest, f"shrink the batch: everything that can be away already is{bounds_of_tiers(problem)}"
+            search.emptiest, f"shrink the batch: everything that can be away already is{bounds_of_tiers(problem)}"
         )
-    return ground.exchanged(best)
+    return search.exchanged(best)
 
 
 def _faster(one: Plan, other: Plan) -> Plan:
     """Of equals, the first."""
-    return other if other.step_time_s < one.step_time_s * (1 - NO_STALL) else one
+    return other if other.step_time_s < one.step_time_s * (1 - TIME_TOLERANCE) else one
 
 
 def _stalls(plan: Plan) -> bool:
-    return plan.timeline.stall_s > GOOD_ENOUGH * plan.step_time_s
+    return plan.timeline.stall_s > NEGLIGIBLE_STALL_SHARE * plan.step_time_s
 
 
 def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
@@ -96,13 +96,13 @@ def _gap_keys(plan: Plan) -> list[tuple[int, int]]:
     return [(d.storage, d.action.back) for d in plan.decisions if isinstance(d.action, Offload)]
 
 
-def least_per_moment(kept: Plan) -> Bytes:
+def least_per_moment(kept: Plan) -> NbytesArray:
     """Device bytes of every moment beside a plan's decisions when everything else is away whenever it is unused."""
-    ground = _Ground(kept)
-    return without(ground.nbytes, ground.gaps)
+    search = _OffloadSearch(kept)
+    return without(search.nbytes, search.gaps)
 
 
-class _Ground:
+class _OffloadSearch:
     """What all proposals start from: gaps with their seconds, and the bytes of every moment when nothing more moves
     than the decisions of `kept` say."""
 
@@ -143,7 +143,7 @@ class _Ground:
 
     def exchanged(self, best: Plan) -> Plan:
         """Do without one map after the other, the largest first, as long as another set of maps stalls less."""
-        order, trials = self.order(SCORES[0]), MOMENTS_OF_EXCHANGE // (len(self.problem.graph) + 1)
+        order, trials = self.order(SCORES[0]), MAX_EXCHANGE_OPS // (len(self.problem.graph) + 1)
         shunned: set[tuple[int, int]] = set()
         untried = sorted(_gap_keys(best), key=lambda key: -self.problem.graph.storages[key[0]].nbytes)
         for _ in range(trials):
@@ -156,7 +156,7 @@ class _Ground:
         return best
 
     @cached_property
-    def exhausted(self) -> tuple[list[Choice], bool]:
+    def exhausted(self) -> tuple[list[GapChoice], bool]:
         return exhaust(self.order(SCORES[0]), self.nbytes, self.budget_nbytes, self.room())
 
     @property
@@ -166,15 +166,15 @@ class _Ground:
             chosen, fits = self.exhausted
             assert not fits, "a sequence that fits is a proposal"
         else:
-            chosen = [Choice(gap, None if gap.is_last else self.tiers[0]) for gap in self.gaps]
-        return self.written([Window(choice, choice.gap.leave, choice.gap.until) for choice in chosen])
+            chosen = [GapChoice(gap, None if gap.is_last else self.tiers[0]) for gap in self.gaps]
+        return self.written([CopyWindow(choice, choice.gap.leave, choice.gap.until) for choice in chosen])
 
     @property
     def is_bounded(self) -> bool:
         return all(self.problem.hardware.tier(name).nbytes is not None for name in self.tiers)
 
-    def room(self) -> Room:
-        return Room(self.problem.hardware, len(self.problem.graph))
+    def room(self) -> TierRoom:
+        return TierRoom(self.problem.hardware, len(self.problem.graph))
 
     def order(self, score: Score) -> list[Gap]:
         return sorted(
@@ -193,7 +193,7 @@ class _Ground:
         out, back = self.links[tier]
         return sum(link.seconds(gap.nbytes) for link in out), sum(link.seconds(gap.nbytes) for link in back)
 
-    def settled(self, chosen: Sequence[Choice]) -> Sequence[Choice]:
+    def settled(self, chosen: Sequence[GapChoice]) -> Sequence[GapChoice]:
         """The nearest tiers for those that are back soonest: who stays away longest has time for a slow disk."""
         if len({choice.tier for choice in chosen if choice.tier}) < 2:
             return chosen
@@ -203,20 +203,20 @@ class _Ground:
             tiers[k] = None if gap.is_last else room.take(gap.nbytes, gap.final, gap.until)
             if tiers[k] is None and not gap.is_last:
                 return chosen
-        return [Choice(choice.gap, tiers[k]) for k, choice in enumerate(chosen)]
+        return [GapChoice(choice.gap, tiers[k]) for k, choice in enumerate(chosen)]
 
-    def plan(self, chosen: Sequence[Choice]) -> Plan:
+    def plan(self, chosen: Sequence[GapChoice]) -> Plan:
         away = without(self.nbytes, [choice.gap for choice in chosen])
         copied = [choice for choice in chosen if choice.tier is not None]
-        dropped = [Window(choice, choice.gap.leave, choice.gap.until) for choice in chosen if choice.tier is None]
+        dropped = [CopyWindow(choice, choice.gap.leave, choice.gap.until) for choice in chosen if choice.tier is None]
         return self.written([*windows(copied, away, self.budget_nbytes), *dropped])
 
-    def written(self, used: Sequence[Window]) -> Plan:
+    def written(self, used: Sequence[CopyWindow]) -> Plan:
         """Ordered by return: of copies back that start at one moment, the one that is used first goes first."""
         decisions = [self.decision(window) for window in sorted(used, key=lambda w: (w.choice.gap.until, w.leave))]
         return replace(self.base, decisions=(*self.fixed, *decisions))
 
-    def decision(self, window: Window) -> Decision:
+    def decision(self, window: CopyWindow) -> Decision:
         gap, tier = window.choice.gap, window.choice.tier
         if tier is None:
             return Decision(gap.storage, Drop(window.leave), "nobody reads more than its shape from here on")
@@ -230,7 +230,7 @@ class _Ground:
         yet what that is, and it is the one with the least workspace.
         """
         costs = smallest_costs(self.problem)
-        needed: Bytes = without(moment_nbytes(self.problem.graph, costs), self.gaps)
+        needed: NbytesArray = without(moment_nbytes(self.problem.graph, costs), self.gaps)
         chosen: dict[int, int] = {}
         for moment, offered in self.problem.variants.items():
             least_nbytes = costs[moment].workspace_nbytes

@@ -17,32 +17,34 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vdnn.plan.model.gaps import Bytes, Gap, without
-from vdnn.plan.model.tier_room import Room
+from vdnn.plan.model.gaps import Gap, NbytesArray, without
+from vdnn.plan.model.tier_room import TierRoom
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class GapChoice:
     """Use this gap; `tier` is None when the storage is dropped instead of copied."""
 
     gap: Gap
     tier: str | None
 
 
-def choose(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> list[Choice] | None:
+def choose(order: Sequence[Gap], nbytes: NbytesArray, budget_nbytes: int, room: TierRoom) -> list[GapChoice] | None:
     """A small set of gaps under which every moment fits, or None when this order finds none."""
     taken, fits = _give_up(order, nbytes, budget_nbytes, room, at_once=True)
     return taken if fits else None
 
 
-def exhaust(order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room) -> tuple[list[Choice], bool]:
+def exhaust(
+    order: Sequence[Gap], nbytes: NbytesArray, budget_nbytes: int, room: TierRoom
+) -> tuple[list[GapChoice], bool]:
     """Gap by gap until every moment fits (True) or nothing more can be given up at the worst moment (False)."""
     return _give_up(order, nbytes, budget_nbytes, room, at_once=False)
 
 
 def _give_up(
-    order: Sequence[Gap], nbytes: Bytes, budget_nbytes: int, room: Room, *, at_once: bool
-) -> tuple[list[Choice], bool]:
+    order: Sequence[Gap], nbytes: NbytesArray, budget_nbytes: int, room: TierRoom, *, at_once: bool
+) -> tuple[list[GapChoice], bool]:
     """What was given up, and whether every moment fits then. `at_once`: all that the worst moment needs before the next
     moment is looked at; else one gap, and the worst moment is looked for again.
     """
@@ -50,7 +52,7 @@ def _give_up(
     leave = np.array([gap.leave for gap in order], dtype=np.int64)
     until = np.array([gap.until for gap in order], dtype=np.int64)
     is_free = np.ones(len(order), dtype=np.bool_)
-    taken: list[Choice] = []
+    taken: list[GapChoice] = []
     moment = int(level.argmax())
     while level[moment] > budget_nbytes:
         covering = is_free & (leave < moment) & (moment < until)
@@ -62,7 +64,7 @@ def _give_up(
             tier = None if gap.is_last else room.take(gap.nbytes, gap.final, gap.until)
             if tier is None and not gap.is_last:
                 continue  # no tier has room for it, now or later
-            taken.append(Choice(gap, tier))
+            taken.append(GapChoice(gap, tier))
             level[gap.leave + 1 : gap.until] -= gap.nbytes
             if level[moment] <= budget_nbytes:
                 break
@@ -70,10 +72,10 @@ def _give_up(
     return taken, True
 
 
-def pruned(chosen: Sequence[Choice], nbytes: Bytes, budget_nbytes: int) -> list[Choice]:
+def pruned(chosen: Sequence[GapChoice], nbytes: NbytesArray, budget_nbytes: int) -> list[GapChoice]:
     """Without those that the others made unnecessary, the last chosen first."""
     level = without(nbytes, [choice.gap for choice in chosen])
-    needed: list[Choice] = []
+    needed: list[GapChoice] = []
     for choice in reversed(chosen):
         gap = choice.gap
         stretch = level[gap.leave + 1 : gap.until]

@@ -1,10 +1,11 @@
 """When the chosen maps of `offload` leave and return: as late and as early as free memory allows.
 
-Enters: chosen gaps, the bytes of every moment with all of them away, a budget. Leaves: a `Window` per gap that is still
-needed. The one idea: whatever the budget leaves free is lent to maps whose copies are under way. Going forward through
-the moments, a map that should be gone may linger until its bytes are wanted, and then the one whose copy out started
-first goes first, because it is done first. Going backward, a map may return as soon as its bytes are free from there
-on, and when they are not, the one that is used last waits. Both sweeps see one map at a time and cost one pass each.
+Enters: chosen gaps, the bytes of every moment with all of them away, a budget. Leaves: a `CopyWindow` per gap that is
+still needed. The one idea: whatever the budget leaves free is lent to maps whose copies are under way. Going forward
+through the moments, a map that should be gone may linger until its bytes are wanted, and then the one whose copy out
+started first goes first, because it is done first. Going backward, a map may return as soon as its bytes are free from
+there on, and when they are not, the one that is used last waits. Both sweeps see one map at a time and cost one pass
+each.
 
 A map that may linger until it is used again does not leave at all.
 """
@@ -19,30 +20,30 @@ from itertools import pairwise
 
 import numpy as np
 
-from vdnn.plan.model.gaps import Bytes
-from vdnn.plan.strategies.offload_choice import Choice
+from vdnn.plan.model.gaps import NbytesArray
+from vdnn.plan.strategies.offload_choice import GapChoice
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class CopyWindow:
     """`choice` leaves after moment `leave` and is fetched before moment `fetch`."""
 
-    choice: Choice
+    choice: GapChoice
     leave: int
     fetch: int
 
 
-def windows(chosen: Sequence[Choice], nbytes_away: Bytes, budget_nbytes: int) -> list[Window]:
+def windows(chosen: Sequence[GapChoice], nbytes_away: NbytesArray, budget_nbytes: int) -> list[CopyWindow]:
     """The widest windows that keep every moment within the budget."""
     leaves = _linger(chosen, nbytes_away, budget_nbytes)
     level = nbytes_away + _residence(
         chosen, {k: (chosen[k].gap.leave, leave) for k, leave in leaves.items()}, nbytes_away
     )
     fetches = _return_early(chosen, leaves, level, budget_nbytes)
-    return [Window(chosen[k], leaves[k], fetches[k]) for k in sorted(fetches)]
+    return [CopyWindow(chosen[k], leaves[k], fetches[k]) for k in sorted(fetches)]
 
 
-def _linger(chosen: Sequence[Choice], level: Bytes, budget_nbytes: int) -> dict[int, int]:
+def _linger(chosen: Sequence[GapChoice], level: NbytesArray, budget_nbytes: int) -> dict[int, int]:
     """Choice -> the moment after which it leaves. One that never has to leave is not listed."""
     sent = _sent(chosen)
     begins: defaultdict[int, list[int]] = defaultdict(list)
@@ -70,7 +71,9 @@ def _linger(chosen: Sequence[Choice], level: Bytes, budget_nbytes: int) -> dict[
     return leaves
 
 
-def _return_early(chosen: Sequence[Choice], leaves: dict[int, int], level: Bytes, budget_nbytes: int) -> dict[int, int]:
+def _return_early(
+    chosen: Sequence[GapChoice], leaves: dict[int, int], level: NbytesArray, budget_nbytes: int
+) -> dict[int, int]:
     """Choice -> the moment before which it is fetched. One that can be there all along is not listed."""
     begins: defaultdict[int, list[int]] = defaultdict(list)
     ends: defaultdict[int, list[int]] = defaultdict(list)
@@ -97,7 +100,7 @@ def _return_early(chosen: Sequence[Choice], leaves: dict[int, int], level: Bytes
     return fetches
 
 
-def _sent(chosen: Sequence[Choice]) -> list[int]:
+def _sent(chosen: Sequence[GapChoice]) -> list[int]:
     """Where each copy out starts: once the content is final, or when the storage is back from the gap before."""
     by_storage: defaultdict[int, list[int]] = defaultdict(list)
     for k, choice in enumerate(chosen):
@@ -110,7 +113,7 @@ def _sent(chosen: Sequence[Choice]) -> list[int]:
     return sent
 
 
-def _residence(chosen: Sequence[Choice], stays: dict[int, tuple[int, int]], like: Bytes) -> Bytes:
+def _residence(chosen: Sequence[GapChoice], stays: dict[int, tuple[int, int]], like: NbytesArray) -> NbytesArray:
     """Bytes of every moment of maps that stay on after one moment and through another."""
     change = np.zeros(len(like) + 1, dtype=np.int64)
     for k, choice in enumerate(chosen):

@@ -32,23 +32,23 @@ from vdnn.plan.strategies.strategy import Strategy
 
 _WAY_OUT = "choose 'superneurons', which also moves what is not recomputed"
 
-Policy = Callable[["Ground", Segment], Iterator[Decision]]
+Policy = Callable[["SegmentUses", Segment], Iterator[Decision]]
 
 
 def solve_speed(problem: Problem) -> Plan:
-    return within_budget(Plan(problem, "recompute-speed", Ground(problem).decisions(speed_centric)), _WAY_OUT)
+    return within_budget(Plan(problem, "recompute-speed", SegmentUses(problem).decisions(speed_centric)), _WAY_OUT)
 
 
 def solve_memory(problem: Problem) -> Plan:
-    return within_budget(Plan(problem, "recompute-memory", Ground(problem).decisions(memory_centric)), _WAY_OUT)
+    return within_budget(Plan(problem, "recompute-memory", SegmentUses(problem).decisions(memory_centric)), _WAY_OUT)
 
 
 def solve_cost(problem: Problem) -> Plan:
-    return within_budget(Plan(problem, "recompute-cost", Ground(problem).decisions(cost_aware)), _WAY_OUT)
+    return within_budget(Plan(problem, "recompute-cost", SegmentUses(problem).decisions(cost_aware)), _WAY_OUT)
 
 
 @dataclass(frozen=True)
-class Ground:
+class SegmentUses:
     """What all policies look up: the segments of a graph, and who uses what when."""
 
     problem: Problem
@@ -102,29 +102,29 @@ class Ground:
         return next((moment for moment in wanted if ops[moment].module == made_in), wanted[0])
 
 
-def speed_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
+def speed_centric(uses_of: SegmentUses, segment: Segment) -> Iterator[Decision]:
     back = min(stash.back for stash in segment.stashed if stash.back is not None)
     for storage in segment.storages:
         reason = f"its segment is made again at once, at op {back}"
-        yield Decision(storage, Recompute(ground.leave[storage], back), reason)
+        yield Decision(storage, Recompute(uses_of.leave[storage], back), reason)
 
 
-def memory_centric(ground: Ground, segment: Segment) -> Iterator[Decision]:
+def memory_centric(uses_of: SegmentUses, segment: Segment) -> Iterator[Decision]:
     """Op by op: what is there stays, what is missing is made again with what it is made from."""
-    wanted, members = ground.wanted(segment), set(segment.storages)
-    away_since = {storage: ground.leave[storage] for storage in members}
+    wanted, members = uses_of.wanted(segment), set(segment.storages)
+    away_since = {storage: uses_of.leave[storage] for storage in members}
     there: set[int] = set()
     for moment, next_moment in pairwise([*sorted(wanted), -1]):
-        missing = _chain(wanted[moment] - there, there, members, ground.replays)
+        missing = _chain(wanted[moment] - there, there, members, uses_of.replays)
         for storage in missing:
             yield Decision(storage, Recompute(away_since[storage], moment), f"made again for op {moment} alone")
         away_since |= dict.fromkeys((*missing, *wanted[moment]), moment)
         there = (there | wanted[moment]) & wanted.get(next_moment, set())
 
 
-def cost_aware(ground: Ground, segment: Segment) -> Iterator[Decision]:
-    policy = speed_centric if ground.speed_nbytes(segment) <= ground.l_peak else memory_centric
-    yield from policy(ground, segment)
+def cost_aware(uses_of: SegmentUses, segment: Segment) -> Iterator[Decision]:
+    policy = speed_centric if uses_of.speed_nbytes(segment) <= uses_of.l_peak else memory_centric
+    yield from policy(uses_of, segment)
 
 
 def l_peak(problem: Problem) -> int:

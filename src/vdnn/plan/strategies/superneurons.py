@@ -24,10 +24,10 @@ from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.segments import Segment
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategies.offload import beside, keeping, least_per_moment
-from vdnn.plan.strategies.recompute import Ground, cost_aware
+from vdnn.plan.strategies.recompute import SegmentUses, cost_aware
 from vdnn.plan.strategies.strategy import Strategy
 
-NAME = "superneurons"
+STRATEGY_NAME = "superneurons"
 
 Moments = npt.NDArray[np.int64]
 
@@ -50,28 +50,28 @@ def _at_the_floor(problem: Problem) -> Plan:
 
 
 def _within(problem: Problem, budget_nbytes: int) -> Plan:
-    ground = Ground(problem)
-    chosen = ground.segments
-    kept = keeping(problem, NAME, ground.decisions(cost_aware, chosen))
+    uses_of = SegmentUses(problem)
+    chosen = uses_of.segments
+    kept = keeping(problem, STRATEGY_NAME, uses_of.decisions(cost_aware, chosen))
     while chosen and (over := np.flatnonzero(least_per_moment(kept) > budget_nbytes)).size:
-        chosen = _without_those_at(ground, over, chosen)
-        kept = keeping(problem, NAME, ground.decisions(cost_aware, chosen))
+        chosen = _without_those_at(uses_of, over, chosen)
+        kept = keeping(problem, STRATEGY_NAME, uses_of.decisions(cost_aware, chosen))
     return beside(kept)
 
 
-def _without_those_at(ground: Ground, over: Moments, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
+def _without_those_at(uses_of: SegmentUses, over: Moments, chosen: Sequence[Segment]) -> tuple[Segment, ...]:
     """Without the segments that are there again at moments that need too much; at least without the nearest."""
-    spans = [_span(segment, ground) for segment in chosen]
+    spans = [_span(segment, uses_of) for segment in chosen]
     there = {k for k, (first, last) in enumerate(spans) if ((over >= first) & (over <= last)).any()}
     if not there:
         there = {min(range(len(chosen)), key=lambda k: int(np.abs(over - spans[k][0]).min()))}
     return tuple(segment for k, segment in enumerate(chosen) if k not in there)
 
 
-def _span(segment: Segment, ground: Ground) -> tuple[int, int]:
+def _span(segment: Segment, uses_of: SegmentUses) -> tuple[int, int]:
     """From the moment at which a segment is made again to its last use."""
-    moments = ground.wanted(segment)
+    moments = uses_of.wanted(segment)
     return min(moments), max(moments)
 
 
-STRATEGY = Strategy(NAME, solve)
+STRATEGY = Strategy(STRATEGY_NAME, solve)

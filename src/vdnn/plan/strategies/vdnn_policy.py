@@ -29,7 +29,7 @@ from vdnn.plan.model.actions import Decision, Drop, Offload
 from vdnn.plan.model.gaps import movable, uses
 from vdnn.plan.model.layers import Layer, layers
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.tier_room import Room
+from vdnn.plan.model.tier_room import TierRoom
 from vdnn.plan.plan import Plan
 
 MEMORY_OPTIMAL, PERFORMANCE_OPTIMAL = "m", "p"
@@ -61,7 +61,7 @@ def decisions(problem: Problem, offloading: frozenset[LayerKind]) -> tuple[Decis
     network = layers(problem.graph)
     leaving = offloaded_maps(problem.graph, network, offloading)
     windows = prefetch_windows(network, leaving)
-    room = Room(problem.hardware, len(problem.graph))
+    room = TierRoom(problem.hardware, len(problem.graph))
     chosen = [_decision(problem, network, index, leaving[index], windows.get(index), room) for index in leaving]
     return tuple(decision for decision in chosen if decision is not None)
 
@@ -133,7 +133,7 @@ def find_prefetch_layer(
 
 
 def _decision(
-    problem: Problem, network: Sequence[Layer], index: int, x: Leaving, window: tuple[int, int] | None, room: Room
+    problem: Problem, network: Sequence[Layer], index: int, x: Leaving, window: tuple[int, int] | None, room: TierRoom
 ) -> Decision | None:
     ops = problem.graph.ops
     what = f"X of {network[index].kind} {ops[network[index].moment].name}"

@@ -1,7 +1,7 @@
 """One problem, many plans: every strategy side by side, and one strategy over a range of budgets.
 
-Enters: a problem. Leaves: `Row`s with figures, or with the reason why there is no plan. What a strategy cannot do is a
-result here, not an error: its `Infeasible` says in the first line what it would need.
+Enters: a problem. Leaves: a `ComparedPlan` each, with figures, or with the reason why there is no plan. What a strategy
+cannot do is a result here, not an error: its `Infeasible` says in the first line what it would need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SWEPT_STRATEGY = auto_strategy.STRATEGY.name
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparedPlan:
     """What was asked for, and either its figures or why there are none. `minimum_nbytes`: what would be enough.
 
     `form` names the form of the step that the plan is for; empty: as it was traced.
@@ -44,7 +44,7 @@ class Row:
     form: str = ""
 
 
-def by_strategy(problem: Problem, strategies: Iterable[str] = tuple(STRATEGIES)) -> Iterator[Row]:
+def by_strategy(problem: Problem, strategies: Iterable[str] = tuple(STRATEGIES)) -> Iterator[ComparedPlan]:
     """A row per strategy, as they are solved."""
     oracle = keep_all(problem)
     for strategy in strategies:
@@ -53,7 +53,7 @@ def by_strategy(problem: Problem, strategies: Iterable[str] = tuple(STRATEGIES))
 
 def by_budget(
     problem: Problem, strategy: str, within: Callable[[int], Plan] | None = None, shares: Iterable[int] = SHARES
-) -> Iterator[Row]:
+) -> Iterator[ComparedPlan]:
     """A row per share of the keep-all peak, and one for the least that can be met, to a hundredth of that peak.
 
     `within` plans for a budget where that takes more than this problem: a step has other forms, with other problems.
@@ -61,7 +61,7 @@ def by_budget(
     oracle = keep_all(problem)
     plan_within = within or (lambda budget_nbytes: _solved(replace(problem, budget_nbytes=budget_nbytes), strategy))
 
-    def row(label: str, budget_nbytes: int) -> Row:
+    def row(label: str, budget_nbytes: int) -> ComparedPlan:
         return _row(strategy, label, budget_nbytes, lambda: plan_within(budget_nbytes), oracle)
 
     found = []
@@ -72,7 +72,7 @@ def by_budget(
     yield _least(found, row, resolution_nbytes=max(1, oracle.peak_nbytes // 100))
 
 
-def _least(found: list[Row], row: Callable[[str, int], Row], resolution_nbytes: int) -> Row:
+def _least(found: list[ComparedPlan], row: Callable[[str, int], ComparedPlan], resolution_nbytes: int) -> ComparedPlan:
     """Bisect between the smallest budget that is met, or that was said to be enough, and the largest that is not."""
     enough = [r.budget_nbytes if r.figures else r.minimum_nbytes for r in found]
     known = min(nbytes for nbytes in enough if nbytes is not None)
@@ -90,9 +90,9 @@ def _solved(problem: Problem, strategy: str) -> Plan:
     return check(solve_with_workspaces(problem, strategy))
 
 
-def _row(strategy: str, label: str, budget_nbytes: int | None, solve: Callable[[], Plan], oracle: Plan) -> Row:
+def _row(strategy: str, label: str, budget_nbytes: int | None, solve: Callable[[], Plan], oracle: Plan) -> ComparedPlan:
     begin = perf_counter()
-    row = Row(strategy, label, budget_nbytes, 0.0)
+    row = ComparedPlan(strategy, label, budget_nbytes, 0.0)
     try:
         plan = solve()
     except Infeasible as reason:

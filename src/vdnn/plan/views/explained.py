@@ -21,7 +21,7 @@ BOOKKEEPING = frozenset({Kind.SEND, Kind.ARRIVE})
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ExplainedInstruction:
     """One instruction. `nbytes` is the size of what it is about, `device_nbytes` all that is on the device while it
     runs. `reason` stands where a storage leaves, and is empty elsewhere."""
 
@@ -36,7 +36,7 @@ class Line:
     is_peak: bool
 
 
-def explained(plan: Plan) -> tuple[Line, ...]:
+def explained(plan: Plan) -> tuple[ExplainedInstruction, ...]:
     """Every instruction of the plan."""
     total = plan.timeline.total().tolist()
     at = plan.timeline.peak_at
@@ -46,7 +46,7 @@ def explained(plan: Plan) -> tuple[Line, ...]:
     )
 
 
-def eventful(lines: Iterable[Line]) -> Iterator[Line]:
+def eventful(lines: Iterable[ExplainedInstruction]) -> Iterator[ExplainedInstruction]:
     """Only where something happens to a storage, and the peak."""
     return (line for line in lines if line.is_peak or line.kind not in (Kind.RUN, *BOOKKEEPING))
 
@@ -69,9 +69,9 @@ class _Teller:
             Kind.DECODE: self._decode,
         }
 
-    def line(self, instruction: Instruction, device_nbytes: int, is_peak: bool) -> Line:
+    def line(self, instruction: Instruction, device_nbytes: int, is_peak: bool) -> ExplainedInstruction:
         has_op = instruction.op >= 0
-        return Line(
+        return ExplainedInstruction(
             moment=instruction.moment,
             phase=str(self.graph.ops[instruction.moment].phase),
             kind=str(instruction.kind),

@@ -16,7 +16,7 @@ from vdnn.plan.plan import Plan
 from vdnn.units import format_nbytes
 
 
-class _Line(NamedTuple):
+class _ListedOp(NamedTuple):
     moment: int
     module: str
     made: str
@@ -43,7 +43,7 @@ def listing(plan: Plan) -> str:
     return "\n".join(text) + "\n"
 
 
-def _rendered(line: _Line, widths: list[int], mark: str) -> str:
+def _rendered(line: _ListedOp, widths: list[int], mark: str) -> str:
     module, made, size, action = widths
     reason = f"# {line.reason}" if line.reason else ""
     left = f"{line.moment:>6}  {line.module:<{module}}  {line.made:<{made}}"
@@ -51,7 +51,7 @@ def _rendered(line: _Line, widths: list[int], mark: str) -> str:
     return f"{row.rstrip()}  {mark}".rstrip()
 
 
-def _lines(plan: Plan) -> Iterator[_Line]:
+def _lines(plan: Plan) -> Iterator[_ListedOp]:
     graph = plan.problem.graph
     decided: dict[int, list[Decision]] = {}
     for decision in plan.decisions:
@@ -68,9 +68,9 @@ def _lines(plan: Plan) -> Iterator[_Line]:
             action = "; ".join(_action(d.action) for d in decisions) or ("keep" if storage in stashed else "")
             reason = "; ".join(dict.fromkeys(d.reason for d in decisions if d.reason))
             block = graph.storages[storage]
-            yield _Line(moment, op.module, f"{block.name} = {call}", format_nbytes(block.nbytes), action, reason)
+            yield _ListedOp(moment, op.module, f"{block.name} = {call}", format_nbytes(block.nbytes), action, reason)
         if not fresh:
-            yield _Line(moment, op.module, _without_new_storage(graph, op, call), "", "", "")
+            yield _ListedOp(moment, op.module, _without_new_storage(graph, op, call), "", "", "")
 
 
 def _without_new_storage(graph: Graph, op: Op, call: str) -> str:
