@@ -2,6 +2,7 @@
 
 Enters: "12GiB", "1.5 GB", 4096. Leaves: int bytes, or text such as "11.25 GiB" and "3.20 ms". The one idea: inside the
 project a quantity is a plain number whose name carries its unit (`nbytes`, `seconds`); only this file knows the words.
+How many bytes an element of each dtype takes is also here, for those who do not import torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,34 @@ KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 TiB = 1024 * GiB
+
+NBYTES_PER_ELEMENT = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "quint8": 1,
+    "qint8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "float16": 2,
+    "bfloat16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "qint32": 4,
+    "float32": 4,
+    "complex32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+}
+"""By the name PyTorch prints for a dtype, without the "torch." in front."""
 
 _NBYTES_PER_UNIT = {
     "": 1,

@@ -30,7 +30,7 @@ from triton_child import (
 )
 
 from vdnn.codecs.kernels import reference
-from vdnn.codecs.kernels.element_types import FLOATS, NBYTES_PER_ELEMENT
+from vdnn.codecs.kernels.element_types import FLOATS
 from vdnn.codecs.kernels.formats import FORMATS, reduced_nbytes
 from vdnn.codecs.kernels.sparse_layout import (
     CSR_FORMATS,
@@ -43,6 +43,7 @@ from vdnn.codecs.kernels.sparse_layout import (
 )
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.codecs.kernels.window import Window
+from vdnn.units import NBYTES_PER_ELEMENT
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="needs Triton, which exists for Linux: pip install triton"

@@ -17,7 +17,7 @@ native = pytest.importorskip("vdnn.codecs.kernels.native", reason="the C extensi
 
 from vdnn.codecs import kernels  # noqa: E402
 from vdnn.codecs.kernels import native_library, reference  # noqa: E402
-from vdnn.codecs.kernels.element_types import FLOATS, NBYTES_PER_ELEMENT  # noqa: E402
+from vdnn.codecs.kernels.element_types import FLOATS  # noqa: E402
 from vdnn.codecs.kernels.formats import FORMATS, reduced_nbytes  # noqa: E402
 from vdnn.codecs.kernels.sparse_layout import (  # noqa: E402
     CSR_FORMATS,
@@ -30,6 +30,7 @@ from vdnn.codecs.kernels.sparse_layout import (  # noqa: E402
 )
 from vdnn.codecs.kernels.tests_of_elements import Test  # noqa: E402
 from vdnn.codecs.kernels.window import Window  # noqa: E402
+from vdnn.units import NBYTES_PER_ELEMENT  # noqa: E402
 
 MANY = 250_001  # elements: several chunks, so that several threads get some
 SIZES = st.integers(0, 100) | st.integers(4000, 9000) | st.just(MANY)

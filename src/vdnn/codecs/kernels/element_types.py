@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import numpy as np
 
-NBYTES_PER_ELEMENT = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "float16": 2,
-    "bfloat16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-}
+from vdnn.units import NBYTES_PER_ELEMENT
+
+DTYPES = (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "uint16",
+    "float16",
+    "bfloat16",
+    "int32",
+    "uint32",
+    "float32",
+    "int64",
+    "uint64",
+    "float64",
+)
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def element_nbytes(dtype: str) -> int:
-    """Bytes of one element; a name that is not in the table raises a ValueError with those that are."""
-    if dtype not in NBYTES_PER_ELEMENT:
-        raise ValueError(f"the codec kernels have no dtype {dtype!r}. They have: {', '.join(NBYTES_PER_ELEMENT)}.")
+    """Bytes of one element; a name that the kernels do not know raises a ValueError with those they do."""
+    if dtype not in DTYPES:
+        raise ValueError(f"the codec kernels have no dtype {dtype!r}. They have: {', '.join(DTYPES)}.")
     return NBYTES_PER_ELEMENT[dtype]
 
 
