@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from threading import Event
 from time import sleep
@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from vdnn.calibrate import disk_speed
-from vdnn.calibrate import remembered_machine as detect
-from vdnn.calibrate.copies_beside_compute import measure_beside
+from vdnn.calibrate import this_machine as detect
+from vdnn.calibrate.copies_beside_compute import disk_transfers, measure_beside
 from vdnn.calibrate.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
 from vdnn.calibrate.machine_speeds import Measurements, TrialSizes, hardware_from, measure_machine
-from vdnn.calibrate.this_machine import disk_transfers, measure_this_machine, this_machine
+from vdnn.calibrate.this_machine import this_machine
 from vdnn.errors import InvalidInput
 from vdnn.hardware.machine import fingerprint
 from vdnn.units import MiB
@@ -29,9 +29,19 @@ TINY = TrialSizes(
 )
 
 
-@pytest.fixture
-def measurements(tmp_path: Path) -> Measurements:
-    return measure_this_machine(tmp_path, TINY)
+@pytest.fixture(scope="module")
+def trial_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def measurements(trial_directory: Path) -> Measurements:
+    return measure_machine(trial_directory, TINY)
+
+
+@cache
+def without_disk() -> Measurements:
+    return measure_machine(None, TINY)
 
 
 @pytest.fixture
@@ -51,8 +61,8 @@ def test_every_rate_is_positive(measurements: Measurements):
     assert all(rate > 0 for rate in rates.values())
 
 
-def test_nothing_is_left_in_the_directory(tmp_path: Path, measurements: Measurements):
-    assert list(tmp_path.iterdir()) == []
+def test_nothing_is_left_in_the_directory(trial_directory: Path, measurements: Measurements):
+    assert list(trial_directory.iterdir()) == []
 
 
 def test_json_and_back_is_the_same(measurements: Measurements):
@@ -74,8 +84,8 @@ def test_the_links_are_those_beside_compute(measurements: Measurements):
     assert (back.bandwidth_bytes_per_s, back.drag) == (measurements.read.bandwidth_bytes_per_s, measurements.read.drag)
 
 
-def test_without_transfers_the_links_are_those_of_an_idle_machine(tmp_path: Path):
-    idle = measure_machine(tmp_path, TINY)
+def test_without_copies_beside_compute_the_links_are_those_of_an_idle_machine(measurements: Measurements):
+    idle = replace(measurements, write=None, read=None)
     assert idle.disk is not None
     out, back = hardware_from(idle).links
     assert (out.bandwidth_bytes_per_s, out.drag) == (idle.disk.write_bytes_per_s, 0.0)
@@ -83,7 +93,7 @@ def test_without_transfers_the_links_are_those_of_an_idle_machine(tmp_path: Path
 
 
 def test_without_a_directory_there_is_one_tier():
-    assert [tier.name for tier in hardware_from(measure_machine(None, TINY)).tiers] == ["device"]
+    assert [tier.name for tier in hardware_from(without_disk()).tiers] == ["device"]
 
 
 def test_a_missing_directory_is_refused_in_words(tmp_path: Path):
@@ -149,12 +159,13 @@ def test_another_number_of_threads_is_another_machine(own_folders: Path, monkeyp
 
 
 def measured_with(others_share: float) -> Measurements:
-    return replace(measure_machine(None, TINY), others_share=others_share)
+    """The more others took of the cores, the slower a call."""
+    return replace(without_disk(), others_share=others_share, launch_s=(1 + others_share) * without_disk().launch_s)
 
 
 def test_speeds_of_a_busy_moment_are_measured_again_in_a_quiet_one(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
     shares = iter([0.8, 0.02])
-    monkeypatch.setattr(detect, "_measure", lambda _: measured_with(next(shares)))
+    monkeypatch.setattr(detect, "_measure", lambda: measured_with(next(shares)))
     monkeypatch.setattr(detect, "share_now", lambda: 0.0)
     first, second, third = this_machine(), this_machine(), this_machine()
     assert second != first
@@ -162,7 +173,7 @@ def test_speeds_of_a_busy_moment_are_measured_again_in_a_quiet_one(own_folders: 
 
 
 def test_a_busy_moment_keeps_what_is_remembered(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(detect, "_measure", lambda _: measured_with(0.8))
+    monkeypatch.setattr(detect, "_measure", lambda: measured_with(0.8))
     monkeypatch.setattr(detect, "share_now", lambda: 0.9)
     assert this_machine() == this_machine()
 

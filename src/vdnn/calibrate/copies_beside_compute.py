@@ -15,9 +15,9 @@ do from the second step on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from threading import Event
@@ -25,6 +25,8 @@ from time import perf_counter
 from typing import Any, Protocol
 
 from vdnn.hardware.device import Link
+from vdnn.runtime.tiers.disk import DiskStore
+from vdnn.runtime.transfers.threads import ThreadTransfers
 from vdnn.units import KiB, MiB
 
 LARGE_NBYTES = 16 * MiB  # two chunks of the disk tier: its latency does not show
@@ -46,8 +48,14 @@ class CopiesTensors(Protocol):
     def wait_fetched(self, ticket: Any) -> None: ...
 
 
-OpenTransfers = Callable[[str | os.PathLike[str]], AbstractContextManager[CopiesTensors]]
-"""The transfers of a disk tier in a directory, closed when the trial is over."""
+@contextmanager
+def disk_transfers(directory: str | os.PathLike[str]) -> Iterator[ThreadTransfers]:
+    """To and from a disk tier of its own in `directory`, closed when the trial is over."""
+    transfers = ThreadTransfers({"disk": DiskStore(directory)})
+    try:
+        yield transfers
+    finally:
+        transfers.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The speeds of this machine: arithmetic, memory, disk. `vdnn doctor` prints them; `remembered_machine.py` remembers
+"""The speeds of this machine: arithmetic, memory, disk, codecs. `vdnn doctor` prints them; `this_machine.py` remembers
 the planner's own.
 
 Enters: a directory for the disk tier and how large the trials may be. Leaves: `Measurements`, and from them a
@@ -16,7 +16,8 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import Any
 
-from vdnn.calibrate.copies_beside_compute import BesideCompute, OpenTransfers, measure_beside
+from vdnn.calibrate.codec_trials import codec_speeds
+from vdnn.calibrate.copies_beside_compute import BesideCompute, disk_transfers, measure_beside
 from vdnn.calibrate.disk_speed import DiskSpeed, measure_disk
 from vdnn.hardware.busy_cores import others_share
 from vdnn.hardware.device import THIS_MACHINE, CodecSpeed, Hardware, Link, Tier
@@ -54,18 +55,10 @@ QUICK = TrialSizes(
 """For a first plan on a new machine: about three seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class Instruments:
-    """What the layers above lend, so that what is measured is what they do."""
-
-    open_transfers: OpenTransfers
-    codec_speeds: Callable[[], tuple[CodecSpeed, ...]]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
-    """Copy rates count each byte once, though a copy reads and writes it. `disk` is None if no directory was given;
-    `write` and `read` are the disk tier's copies beside compute, None without instruments. `others_share` is what other
+    """Copy rates count each byte once, though a copy reads and writes it. `disk`, `write` and `read` are None if no
+    directory was given; the latter two are the disk tier's copies beside compute. `others_share` is what other
     processes took of the cores meanwhile."""
 
     cpu: str
@@ -95,11 +88,7 @@ class Measurements:
         return cls(**{**fields, **parts, "codecs": codecs})
 
 
-def measure_machine(
-    directory: str | os.PathLike[str] | None = None,
-    sizes: TrialSizes = THOROUGH,
-    instruments: Instruments | None = None,
-) -> Measurements:
+def measure_machine(directory: str | os.PathLike[str] | None = None, sizes: TrialSizes = THOROUGH) -> Measurements:
     """Run every trial. A directory that cannot be used raises `InvalidInput` before anything is measured."""
     share = others_share()
     disk = None if directory is None else measure_disk(directory, sizes.disk_nbytes)
@@ -107,7 +96,7 @@ def measure_machine(
 
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         fresh, preallocated = _copy_rates(sizes)
-        write, read = (None, None) if directory is None else _beside(directory, sizes, instruments)
+        write, read = (None, None) if directory is None else _beside(directory, sizes)
         return Measurements(
             cpu=cpu_model(),
             num_cores=num_cores(),
@@ -122,18 +111,14 @@ def measure_machine(
             disk=disk,
             write=write,
             read=read,
-            codecs=() if instruments is None else instruments.codec_speeds(),
+            codecs=codec_speeds(),
             others_share=share(),
         )
 
 
-def _beside(
-    directory: str | os.PathLike[str], sizes: TrialSizes, instruments: Instruments | None
-) -> tuple[BesideCompute, BesideCompute] | tuple[None, None]:
-    if instruments is None:
-        return None, None
+def _beside(directory: str | os.PathLike[str], sizes: TrialSizes) -> tuple[BesideCompute, BesideCompute]:
     kernel = _convolution(sizes.conv_batch)[0]
-    with instruments.open_transfers(directory) as transfers:
+    with disk_transfers(directory) as transfers:
         return measure_beside(transfers, "disk", kernel, seconds=sizes.beside_s, rounds=sizes.beside_rounds)
 
 

@@ -1,42 +1,112 @@
-"""This machine, with its disk and its codecs measured through the very code that training uses.
+"""This machine as a `Hardware`, measured once and remembered.
 
-Leaves: a `Hardware`, or the `Measurements` behind it. The one idea: `hardware/` knows how to measure and must not know
-the runtime, so the two meet here.
+Leaves: a `Hardware`. What is remembered belongs to one
+processor, number of cores and threads, torch version and disk directory; under others there is another memory. Speeds
+of a busy moment are measured again in the first quiet one. A cache that cannot be read or written costs time, never a
+plan.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from pathlib import Path
+from typing import Any
 
-from vdnn.calibrate import remembered_machine as detect
-from vdnn.calibrate.codec_trials import codec_speeds
-from vdnn.calibrate.machine_speeds import THOROUGH, Instruments, Measurements, TrialSizes, measure_machine
+from vdnn.calibrate.machine_speeds import QUICK, Measurements, hardware_from, measure_machine
+from vdnn.environment import cache_dir, disk_dir
+from vdnn.errors import InvalidInput
+from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
 from vdnn.hardware.device import Hardware
-from vdnn.runtime.tiers.disk import DiskStore
-from vdnn.runtime.transfers.threads import ThreadTransfers
-from vdnn.torch_private import without_modes
+from vdnn.hardware.machine import cpu_model, num_cores
+from vdnn.runtime.runtime import shared_runtime
+from vdnn.torch_private import torch_version, without_modes
+
+log = logging.getLogger(__name__)
+
+_FILE = "machine-v2.json"  # a change in what is measured, or how, takes the next number
+
+MachinesJson = dict[str, Any]
+"""From a machine to its measurements, both as JSON."""
 
 
 def this_machine() -> Hardware:
-    """Remembered, or measured now: with real tensors, also in the middle of a trace."""
+    """From remembered measurements, or from new ones: a few seconds, the first time. They are made with real tensors,
+    also in the middle of a trace."""
     with without_modes():
-        return detect.this_machine(INSTRUMENTS)
+        return hardware_from(_remembered_or_measured())
 
 
-def measure_this_machine(directory: str | os.PathLike[str], sizes: TrialSizes = THOROUGH) -> Measurements:
-    return measure_machine(directory, sizes, INSTRUMENTS)
+def _remembered_or_measured() -> Measurements:
+    path = cache_dir() / _FILE
+    known = _parsed(_load(path), path)
+    if known is None or _is_better_measured_now(known):
+        known = _quieter(known, _measure())
+        _save(path, {**_load(path), _identity(): known.to_json()})
+    return known
 
 
-@contextmanager
-def disk_transfers(directory: str | os.PathLike[str]) -> Iterator[ThreadTransfers]:
-    """To and from a disk tier of its own in `directory`."""
-    transfers = ThreadTransfers({"disk": DiskStore(directory)})
+def _is_better_measured_now(known: Measurements) -> bool:
+    """What was measured in a busy moment, once per process, if this one is quiet."""
+    looked_at = shared_runtime().machines_looked_at
+    if known.others_share <= QUIET_SHARE or _identity() in looked_at:
+        return False
+    looked_at.add(_identity())
+    return share_now() <= QUIET_SHARE
+
+
+def _quieter(known: Measurements | None, new: Measurements) -> Measurements:
+    return new if known is None or new.others_share < known.others_share else known
+
+
+def _measure() -> Measurements:
+    """Without a usable disk there is still a machine to plan for; it has one tier less, and the log says why."""
     try:
-        yield transfers
-    finally:
-        transfers.close()
+        return measure_machine(disk_dir(), QUICK)
+    except InvalidInput as error:
+        log.warning("planning without a disk tier: %s", error)
+        return measure_machine(None, QUICK)
 
 
-INSTRUMENTS = Instruments(disk_transfers, codec_speeds)
+def _identity() -> str:
+    import torch
+
+    parts = (cpu_model(), num_cores(), f"{torch.get_num_threads()} threads", torch_version(), disk_dir())
+    return " | ".join(map(str, parts))
+
+
+def _load(path: Path) -> MachinesJson:
+    """Nothing when there is no such file, or it cannot be read."""
+    try:
+        saved = json.loads(path.read_text())
+        return saved if isinstance(saved, dict) else {}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.info("measuring this machine again, %s cannot be read: %r", path, error)
+        return {}
+
+
+def _parsed(saved: MachinesJson, path: Path) -> Measurements | None:
+    """None when this machine is not among them, or what is there does not read as measurements."""
+    if _identity() not in saved:
+        return None
+    try:
+        return Measurements.from_json(saved[_identity()])
+    except (ValueError, TypeError, KeyError) as error:
+        log.info("measuring this machine again, %s does not read as measurements: %r", path, error)
+        return None
+
+
+def _save(path: Path, machines: MachinesJson) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
+        with open(descriptor, "w") as file:
+            file.write(json.dumps(machines, indent=2))
+        os.replace(name, path)
+    except OSError as error:
+        log.info("this machine's speeds are not remembered: %s", error)

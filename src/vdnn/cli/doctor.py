@@ -27,14 +27,13 @@ Quick = Annotated[bool, typer.Option("--quick", help="Smaller trials: three seco
 def doctor(directory: Directory = None, quick: Quick = False) -> Answer:
     """Measure this machine: arithmetic, memory, codecs, direct disk writes and reads. The planner measures the same by
     itself, once, and remembers it."""
-    from vdnn.calibrate.machine_speeds import QUICK, THOROUGH, hardware_from
-    from vdnn.calibrate.this_machine import measure_this_machine
+    from vdnn.calibrate.machine_speeds import QUICK, THOROUGH, hardware_from, measure_machine
     from vdnn.environment import disk_dir
     from vdnn.report.pieces import versions
 
     where = directory if directory is not None else disk_dir()
     with Console(stderr=True).status("Measuring this machine"):
-        measured = measure_this_machine(where, QUICK if quick else THOROUGH)
+        measured = measure_machine(where, QUICK if quick else THOROUGH)
     record = {
         "schema": "vdnn.doctor",
         "version": 1,
