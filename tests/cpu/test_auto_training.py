@@ -59,6 +59,19 @@ def check_budgets(name: str, machine: str, shares: Sequence[int]) -> None:
             assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
 
 
+@pytest.mark.parametrize("name", ["vit", *larger("gpt2")])
+def test_auto_trains_a_step_that_is_captured_as_it_is_called(name: str) -> None:
+    torch.manual_seed(0)
+    spec = MODELS[name].small()
+    model, args = spec.build(), spec.sample(4)
+    plain = copy.deepcopy(model)
+    budget = vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes * 3 // 4
+    virtual = vdnn.virtualize(spec.step(model), budget=budget, device=DISK, costs="roofline")
+    assert_same(train(spec.step(plain), plain, args, steps=2), train(virtual, model, args, steps=2))
+    assert_measured_as_simulated(virtual)
+    assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
+
+
 def mechanisms(name: str, device: Hardware) -> set[str]:
     spec = MODELS[name].small()
     step, args = spec.step(spec.build()), spec.sample(4)
@@ -69,8 +82,9 @@ def mechanisms(name: str, device: Hardware) -> set[str]:
     return {decision.action.kind for decision in plan.decisions}
 
 
-def test_fast_links_move_and_slow_links_recompute_or_encode() -> None:
-    fast, slow = mechanisms("unet", DISK), mechanisms("unet", SLOW)
+@pytest.mark.parametrize("name", ["unet", *larger("resnet50")])
+def test_fast_links_move_and_slow_links_recompute_or_encode(name: str) -> None:
+    fast, slow = mechanisms(name, DISK), mechanisms(name, SLOW)
     assert "offload" in fast
     assert slow & {"recompute", "encode"}
     assert "offload" not in slow
