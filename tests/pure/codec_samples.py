@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vdnn.codecs.kernels.window import Extents, Window
+from vdnn.codecs.kernels.window import PerAxis, Window
 
 SPECIAL = np.array(
     [
@@ -37,7 +37,7 @@ def pooled(extent: int, kernel: int, stride: int, padding: int, dilation: int) -
 
 
 def window(
-    kernel: Extents, stride: Extents, padding: Extents, dilation: Extents, input: Extents, outer: int, inner: int
+    kernel: PerAxis, stride: PerAxis, padding: PerAxis, dilation: PerAxis, input: PerAxis, outer: int, inner: int
 ) -> Window:
     """A pooling whose output has the size PyTorch would give it."""
     depth, height, width = (pooled(*axis) for axis in zip(input, kernel, stride, padding, dilation, strict=True))

@@ -15,7 +15,7 @@ do from the second step on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +24,7 @@ from threading import Event
 from time import perf_counter
 from typing import Any, Protocol
 
+from vdnn.cost.stopwatch import Run
 from vdnn.hardware.device import Link
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
@@ -32,8 +33,6 @@ from vdnn.units import KiB, MiB
 LARGE_NBYTES = 16 * MiB  # two chunks of the disk tier: its latency does not show
 SMALL_NBYTES = 256 * KiB  # one system call: its bytes hardly show
 NUM_QUEUED = 4  # enough that the worker of a direction never waits for its next copy
-
-Run = Callable[[], object]
 
 
 class CopiesTensors(Protocol):

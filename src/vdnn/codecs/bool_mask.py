@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from vdnn.codecs.bit_mask import BitMask
 from vdnn.codecs.codec import is_whole_elements, needs_nothing
+from vdnn.codecs.kernels.element_types import FLOATS
 from vdnn.codecs.kernels.tests_of_elements import Test
-from vdnn.codecs.sign_mask import FLOATS
 from vdnn.ir import Detail, Information, Need, Storage
 
 

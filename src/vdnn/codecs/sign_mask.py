@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from vdnn.codecs.bit_mask import BitMask
 from vdnn.codecs.codec import is_whole_elements, needs_nothing
+from vdnn.codecs.kernels.element_types import FLOATS
 from vdnn.ir import Information, Need
-
-FLOATS = frozenset({"float32", "float64", "float16", "bfloat16"})
 
 
 class SignMask(BitMask):

@@ -26,7 +26,7 @@ from vdnn.runtime.pool.states import State
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import num_holders, num_writes, storage_id, without_torch_dispatch
 
-Layout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
+SavedLayout = tuple[torch.dtype, tuple[int, ...], tuple[int, ...], int]
 
 
 class Unmoved:
@@ -57,7 +57,7 @@ class Saved:
         self._alias: torch.Tensor | None = alias
         self._version = num_writes(alias)
         self._stale: str | None = None
-        self._layout: Layout | None = None
+        self._layout: SavedLayout | None = None
 
     def held(self) -> torch.Tensor | None:
         """What is here, as it is; whoever takes over a storage counts its holders from then on (`renew`)."""
@@ -219,7 +219,7 @@ class Item:
         self.key = storage_id(self.storage)
         self._tallies.resident.add(self.nbytes)
 
-    def look(self, layout: Layout) -> tuple[torch.Tensor, int]:
+    def look(self, layout: SavedLayout) -> tuple[torch.Tensor, int]:
         """All looks are views of one tensor, so that they share one version; and the version that its bytes came back
         with, because somebody may have changed them since. Note [Changed in place]"""
         assert self._base is not None, f"a storage of {self.nbytes} bytes was read while it was {self.state.value}"

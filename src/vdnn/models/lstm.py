@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-State = tuple[Tensor, Tensor]  # what the cell shows (B, O) and what it remembers (B, units)
+CellState = tuple[Tensor, Tensor]  # what the cell shows (B, O) and what it remembers (B, units)
 
 
 class LSTMLayer(nn.Module):
@@ -33,16 +33,16 @@ class LSTMLayer(nn.Module):
             outputs.append(state[0])
         return torch.stack(outputs)
 
-    def step(self, x_bi: Tensor, state: State) -> State:
+    def step(self, x_bi: Tensor, state: CellState) -> CellState:
         return self.advance(self.from_input(x_bi), state)
 
-    def advance(self, input_gates: Tensor, state: State) -> State:
+    def advance(self, input_gates: Tensor, state: CellState) -> CellState:
         shown, remembered = state
         i, f, g, o = (input_gates + self.from_output(shown)).chunk(4, dim=-1)
         remembered = f.sigmoid() * remembered + i.sigmoid() * g.tanh()
         return self.project(o.sigmoid() * remembered.tanh()), remembered
 
-    def initial_state(self, x_bi: Tensor) -> State:
+    def initial_state(self, x_bi: Tensor) -> CellState:
         return x_bi.new_zeros(x_bi.shape[0], self.outputs), x_bi.new_zeros(x_bi.shape[0], self.units)
 
 

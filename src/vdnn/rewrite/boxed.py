@@ -15,7 +15,7 @@ from vdnn.capture.nodes import tensors_of
 from vdnn.rewrite.halves import Half, boxed_module
 from vdnn.runtime.executor import Boxed, Program
 from vdnn.runtime.running_step import mark
-from vdnn.runtime.traced_layouts import Layout, expect
+from vdnn.runtime.traced_layouts import TracedLayout, expect
 from vdnn.torch_private import HigherOrderOperator
 
 
@@ -45,7 +45,7 @@ def marked(half: Half) -> Boxed:
     return boxed_module(half.module, graph).forward
 
 
-def _layouts(node: fx.Node) -> tuple[Layout | None, ...]:
+def _layouts(node: fx.Node) -> tuple[TracedLayout | None, ...]:
     return tuple(
         None if tensor is None else (tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
         for tensor in tensors_of(node)

@@ -122,7 +122,7 @@ class RandomState:
         return f"vdnn_random_state_{self.moment}"
 
 
-Saved = fx.Node | SavedEncoding | RandomState | None
+CrossingValue = fx.Node | SavedEncoding | RandomState | None
 """What crosses from forward to backward through autograd. None stands for the handle."""
 
 
@@ -132,7 +132,7 @@ def _saved(
     forward: Sequence[Instruction],
     backward: Sequence[Instruction],
     gradients: Sequence[Any],
-) -> list[Saved]:
+) -> list[CrossingValue]:
     """Everything that crosses: nodes in order of first reading, the handle, encodings in the order they are written.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
@@ -209,7 +209,7 @@ def _forward(
     writer: HalfWriter,
     joint: fx.GraphModule,
     program: Sequence[tuple[int, Instruction]],
-    saved: Sequence[Saved],
+    saved: Sequence[CrossingValue],
     outputs: Sequence[Any],
 ) -> Half:
     for node in joint.graph.find_nodes(op="placeholder"):
@@ -236,11 +236,11 @@ def _backward(
     writer: HalfWriter,
     joint: fx.GraphModule,
     program: Sequence[tuple[int, Instruction]],
-    saved: Sequence[Saved],
+    saved: Sequence[CrossingValue],
     gradients: Sequence[Any],
-) -> tuple[Half, list[Saved]]:
+) -> tuple[Half, list[CrossingValue]]:
     """The half, and what of `saved` it uses: of several values of one storage, one is enough."""
-    placeholders: dict[Saved, fx.Node] = {}
+    placeholders: dict[CrossingValue, fx.Node] = {}
     for item in saved:
         name = HANDLE if item is None else item.name
         placeholders[item] = placeholder = writer.graph.create_node("placeholder", name, name=name)
@@ -275,7 +275,7 @@ def boxed_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
     return fx.GraphModule(root, graph)
 
 
-def _stashed(writer: HalfWriter, handle: fx.Node, item: Saved) -> fx.Node:
+def _stashed(writer: HalfWriter, handle: fx.Node, item: CrossingValue) -> fx.Node:
     if item is None:
         return handle
     if isinstance(item, RandomState):

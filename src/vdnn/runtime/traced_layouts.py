@@ -14,14 +14,14 @@ import torch
 
 from vdnn.errors import InexactTrace
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
+TracedLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
 IN_ONE_TYPE = "Run this layer in one type, in `with torch.autocast('cpu', enabled=False)` on x.float()"
 """PyTorch's trace gives the statistics of normalization another type than its CPU kernels do."""
 
 
-def expect(result: Any, layouts: tuple[Layout | None, ...], name: str) -> None:
+def expect(result: Any, layouts: tuple[TracedLayout | None, ...], name: str) -> None:
     """Raise InexactTrace unless the tensors in `result` have the traced layouts. None: nothing was traced there."""
     tensors = result if isinstance(result, (tuple, list)) else (result,)
     for tensor, layout in zip(tensors, layouts, strict=False):
@@ -35,7 +35,7 @@ def expect(result: Any, layouts: tuple[Layout | None, ...], name: str) -> None:
             )
 
 
-def _agrees(tensor: torch.Tensor, layout: Layout) -> bool:
+def _agrees(tensor: torch.Tensor, layout: TracedLayout) -> bool:
     shape, stride, dtype = layout
     if tuple(tensor.shape) != shape or tensor.dtype != dtype:
         return False

@@ -16,10 +16,8 @@ import numpy as np
 import torch
 
 from vdnn.ir import Role
-from vdnn.plan.model.timeline import ROLES
+from vdnn.plan.model.timeline import ROLES, ROW_OF_ROLE
 from vdnn.torch_private import TorchDispatchMode, storage_id, tree_leaves
-
-_ROW = {role: row for row, role in enumerate(ROLES)}
 
 
 class StorageTracker(TorchDispatchMode):
@@ -49,8 +47,8 @@ class StorageTracker(TorchDispatchMode):
         if known is not None and known.alive:
             return
         nbytes = storage.nbytes()
-        self.live[_ROW[role]] += nbytes
-        finalizer = weakref.finalize(storage, self._uncount, key, _ROW[role], nbytes)
+        self.live[ROW_OF_ROLE[role]] += nbytes
+        finalizer = weakref.finalize(storage, self._uncount, key, ROW_OF_ROLE[role], nbytes)
         finalizer.atexit = False
         self._counted[key] = finalizer
         total = int(self.live.sum())

@@ -31,7 +31,7 @@ from vdnn.codecs.kernels.window import Window
 
 ELEMENTS = {dtype: number for number, dtype in enumerate(FLOATS)}  # enum element in csrc/kernels.h
 UNSIGNED = len(ELEMENTS)
-FORMATS = {"fp16": 0, "bf16": 1, "fp10": 2, "fp8": 3, "raw": 4}  # enum format in csrc/kernels.h
+FORMAT_NUMBERS = {"fp16": 0, "bf16": 1, "fp10": 2, "fp8": 3, "raw": 4}  # enum format in csrc/kernels.h
 
 
 def address(array: np.ndarray, dtype: type[np.generic], count: int, what: str, *, written: bool = False) -> int:
@@ -146,14 +146,14 @@ def reduce(source: np.ndarray, format: str, target: np.ndarray, *, threads: int 
     nbytes = reduced_nbytes(len(source), format)
     at = address(source, np.float32, 0, "source")
     to = address(target, np.uint8, nbytes, "target", written=True)
-    LIBRARY.vdnn_reduce(at, len(source), FORMATS[format], to, threads or 0)
+    LIBRARY.vdnn_reduce(at, len(source), FORMAT_NUMBERS[format], to, threads or 0)
 
 
 def expand(source: np.ndarray, format: str, target: np.ndarray, *, threads: int | None = None) -> None:
     """Packed patterns as float32 values; how many there are is target's length."""
     at = address(source, np.uint8, reduced_nbytes(len(target), format), "source")
     to = address(target, np.float32, 0, "target", written=True)
-    LIBRARY.vdnn_expand(at, len(target), FORMATS[format], to, threads or 0)
+    LIBRARY.vdnn_expand(at, len(target), FORMAT_NUMBERS[format], to, threads or 0)
 
 
 def sparse_encode(
@@ -173,7 +173,7 @@ def sparse_encode(
     offsets = address(starts, np.int64, num_blocks(n) + 1, "starts", written=True)
     to = address(values, np.uint8, 0, "values", written=True)
     return LIBRARY.vdnn_sparse_encode(
-        at, n, element_nbytes, FORMATS[format], mask, offsets, to, len(values), threads or 0
+        at, n, element_nbytes, FORMAT_NUMBERS[format], mask, offsets, to, len(values), threads or 0
     )
 
 
@@ -196,7 +196,9 @@ def sparse_decode(
     )
     at = address(values, np.uint8, int(starts[num_blocks(n)]), "values")
     to = address(target, np.uint8, 0, "target", written=True)
-    LIBRARY.vdnn_sparse_decode(mask, offsets, at, len(values), n, element_nbytes, FORMATS[format], to, threads or 0)
+    LIBRARY.vdnn_sparse_decode(
+        mask, offsets, at, len(values), n, element_nbytes, FORMAT_NUMBERS[format], to, threads or 0
+    )
 
 
 def csr_encode(
@@ -217,7 +219,7 @@ def csr_encode(
     )
     where = address(columns, np.uint8, 0, "columns", written=True)
     to = address(values, np.uint8, len(columns) * csr_value_nbytes(format), "values", written=True)
-    return LIBRARY.vdnn_csr_encode(at, n, FORMATS[format], offsets, where, to, len(columns), threads or 0)
+    return LIBRARY.vdnn_csr_encode(at, n, FORMAT_NUMBERS[format], offsets, where, to, len(columns), threads or 0)
 
 
 def csr_decode(
@@ -236,4 +238,4 @@ def csr_decode(
     where = address(columns, np.uint8, count, "columns")
     at = address(values, np.uint8, count * csr_value_nbytes(format), "values")
     to = address(target, np.uint8, 0, "target", written=True)
-    LIBRARY.vdnn_csr_decode(offsets, where, at, n, FORMATS[format], to, threads or 0)
+    LIBRARY.vdnn_csr_decode(offsets, where, at, n, FORMAT_NUMBERS[format], to, threads or 0)

@@ -1,7 +1,7 @@
 """The codec kernels in numpy: plain, obvious, and the definition the other implementations are tested against.
 
 Enters: flat C-contiguous arrays in CPU memory. Leaves: results in preallocated arrays. Large arrays are gone through in
-pieces, so temporaries stay within some MiB. `threads` is accepted everywhere and ignored: numpy works on one. This is
+chunks, so temporaries stay within some MiB. `threads` is accepted everywhere and ignored: numpy works on one. This is
 also what runs where the C extension was not built.
 """
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from vdnn.codecs.kernels.formats import Format, format_of
-from vdnn.codecs.kernels.reference_masks import pieces
+from vdnn.codecs.kernels.reference_masks import chunks
 
-PIECE = 3 * 2**18  # elements; a multiple of three, so that a piece of fp10 is whole words
+VALUES_PER_CHUNK = 3 * 2**18  # a multiple of three, so that a chunk of fp10 is whole words
 FLOAT32_BIAS, FLOAT32_MANTISSA_BITS = 127, 23
 FLOAT32_SIGN, FLOAT32_INFINITY, FLOAT32_NAN = 0x80000000, 0x7F800000, 0x7FC00000
 
@@ -88,22 +88,22 @@ def unpack_patterns(packed: np.ndarray, count: int, layout: Format) -> np.ndarra
     return words[:count]
 
 
-def bytes_of(piece: slice, layout: Format) -> slice:
-    """The packed bytes of these elements; a piece begins at a whole group."""
-    groups = slice(piece.start // layout.values_per_group, -(-piece.stop // layout.values_per_group))
+def bytes_of(chunk: slice, layout: Format) -> slice:
+    """The packed bytes of these elements; a chunk begins at a whole group."""
+    groups = slice(chunk.start // layout.values_per_group, -(-chunk.stop // layout.values_per_group))
     return slice(groups.start * layout.group_nbytes, groups.stop * layout.group_nbytes)
 
 
 def reduce(source: np.ndarray, format: str, target: np.ndarray, *, threads: int | None = None) -> None:
     """float32 values in `format`, packed into `target`."""
     layout = format_of(format)
-    for piece in pieces(len(source), PIECE):
-        target[bytes_of(piece, layout)] = pack_patterns(patterns_of(source[piece], layout), layout)
+    for chunk in chunks(len(source), VALUES_PER_CHUNK):
+        target[bytes_of(chunk, layout)] = pack_patterns(patterns_of(source[chunk], layout), layout)
 
 
 def expand(source: np.ndarray, format: str, target: np.ndarray, *, threads: int | None = None) -> None:
     """Packed patterns as float32 values; how many there are is target's length."""
     layout = format_of(format)
-    for piece in pieces(len(target), PIECE):
-        packed = source[bytes_of(piece, layout)]
-        target[piece] = values_of(unpack_patterns(packed, piece.stop - piece.start, layout), layout)
+    for chunk in chunks(len(target), VALUES_PER_CHUNK):
+        packed = source[bytes_of(chunk, layout)]
+        target[chunk] = values_of(unpack_patterns(packed, chunk.stop - chunk.start, layout), layout)

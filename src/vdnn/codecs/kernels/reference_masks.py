@@ -13,28 +13,28 @@ import numpy as np
 from vdnn.codecs.kernels.element_types import FLOATS, as_unsigned, element_bits, element_nbytes, require, widened
 from vdnn.codecs.kernels.tests_of_elements import Test
 
-PIECE = 2**20  # elements worked on at once: temporaries stay within some MiB whatever the array's size
+ELEMENTS_PER_CHUNK = 2**20  # worked on at once: temporaries stay within some MiB whatever the array's size
 GRADIENTS = ("float32", "float64")
 
 
-def pieces(n: int, size: int = PIECE) -> Iterator[slice]:
+def chunks(n: int, size: int = ELEMENTS_PER_CHUNK) -> Iterator[slice]:
     """[0, n) in slices of `size`."""
     return (slice(begin, min(begin + size, n)) for begin in range(0, n, size))
 
 
-def of_elements(piece: slice, nbytes: int) -> slice:
+def of_elements(chunk: slice, nbytes: int) -> slice:
     """The bytes of these elements."""
-    return slice(piece.start * nbytes, piece.stop * nbytes)
+    return slice(chunk.start * nbytes, chunk.stop * nbytes)
 
 
-def of_bits(piece: slice) -> slice:
-    """The mask bytes of these elements; a piece begins at a whole byte."""
-    return slice(piece.start // 8, -(-piece.stop // 8))
+def of_bits(chunk: slice) -> slice:
+    """The mask bytes of these elements; a chunk begins at a whole byte."""
+    return slice(chunk.start // 8, -(-chunk.stop // 8))
 
 
-def unpacked(bits: np.ndarray, piece: slice) -> np.ndarray:
-    """One bool per element of the piece."""
-    return np.unpackbits(bits[of_bits(piece)], count=piece.stop - piece.start, bitorder="little").view(bool)
+def unpacked(bits: np.ndarray, chunk: slice) -> np.ndarray:
+    """One bool per element of the chunk."""
+    return np.unpackbits(bits[of_bits(chunk)], count=chunk.stop - chunk.start, bitorder="little").view(bool)
 
 
 def passes(raw: np.ndarray, dtype: str, test: Test, low: float, high: float) -> np.ndarray:
@@ -67,10 +67,10 @@ def pack_mask(
 ) -> None:
     """bits[i] = whether source[i] passes the test."""
     nbytes = element_nbytes(dtype)
-    for piece in pieces(len(source) // nbytes):
+    for chunk in chunks(len(source) // nbytes):
         with np.errstate(all="ignore"):  # comparing a signalling NaN, or a bound beyond float32, is no mistake here
-            answers = passes(source[of_elements(piece, nbytes)], dtype, Test(test), low, high)
-        bits[of_bits(piece)] = np.packbits(answers, bitorder="little")
+            answers = passes(source[of_elements(chunk, nbytes)], dtype, Test(test), low, high)
+        bits[of_bits(chunk)] = np.packbits(answers, bitorder="little")
 
 
 def unpack_mask(
@@ -79,8 +79,8 @@ def unpack_mask(
     """target[i] = on if bits[i] else off, rounded to the dtype."""
     elements = as_unsigned(target, element_nbytes(dtype))
     yes, no = (elements.dtype.type(element_bits(value, dtype)) for value in (on, off))
-    for piece in pieces(len(elements)):
-        elements[piece] = np.where(unpacked(bits, piece), yes, no)
+    for chunk in chunks(len(elements)):
+        elements[chunk] = np.where(unpacked(bits, chunk), yes, no)
 
 
 def masked_gradient(
@@ -101,9 +101,9 @@ def masked_gradient(
     require(dtype, GRADIENTS, "masked_gradient")
     g, result = gradient.view(dtype), target.view(dtype)
     with np.errstate(all="ignore"):  # inf * 0 is NaN as in the op itself
-        for piece in pieces(len(g)):
-            passing, failing = times(g[piece], on), 0.0 if zero_off else times(g[piece], off)
-            result[piece] = np.where(unpacked(bits, piece), passing, failing)
+        for chunk in chunks(len(g)):
+            passing, failing = times(g[chunk], on), 0.0 if zero_off else times(g[chunk], off)
+            result[chunk] = np.where(unpacked(bits, chunk), passing, failing)
 
 
 def times(g: np.ndarray, factor: float) -> np.ndarray:

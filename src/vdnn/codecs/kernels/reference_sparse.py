@@ -12,7 +12,7 @@ import numpy as np
 from vdnn.codecs.kernels.element_types import as_unsigned
 from vdnn.codecs.kernels.formats import format_of
 from vdnn.codecs.kernels.reference_floats import pack_patterns, patterns_of, unpack_patterns, values_of
-from vdnn.codecs.kernels.reference_masks import of_bits, pieces, unpacked
+from vdnn.codecs.kernels.reference_masks import chunks, of_bits, unpacked
 from vdnn.codecs.kernels.sparse_layout import (
     BLOCK,
     CSR_FORMATS,
@@ -60,7 +60,7 @@ def sparse_encode(
     check_sparse(element_nbytes, format)
     elements, total = as_unsigned(source, element_nbytes), 0
     starts[0] = 0
-    for number, block in enumerate(pieces(len(elements), BLOCK)):
+    for number, block in enumerate(chunks(len(elements), BLOCK)):
         nonzero = elements[block] != 0
         bits[of_bits(block)] = np.packbits(nonzero, bitorder="little")
         begin, total = total, total + values_nbytes(int(nonzero.sum()), element_nbytes, format)
@@ -84,7 +84,7 @@ def sparse_decode(
     check_sparse(element_nbytes, format)
     elements = as_unsigned(target, element_nbytes)
     elements[:] = 0
-    for number, block in enumerate(pieces(len(elements), BLOCK)):
+    for number, block in enumerate(chunks(len(elements), BLOCK)):
         nonzero = unpacked(bits, block)
         packed = values[int(starts[number]) : int(starts[number + 1])]
         elements[block][nonzero] = decoded_values(packed, int(nonzero.sum()), element_nbytes, format)
@@ -104,15 +104,15 @@ def csr_encode(
     elements, width, total = source.view(np.uint32), csr_value_nbytes(format), 0
     check_row_offsets(len(elements))
     rows[0] = 0
-    for piece in pieces(len(elements)):
-        (places,) = np.nonzero(elements[piece])
-        per_row = np.bincount(places // ROW, minlength=-(-(piece.stop - piece.start) // ROW))
-        first = piece.start // ROW
+    for chunk in chunks(len(elements)):
+        (places,) = np.nonzero(elements[chunk])
+        per_row = np.bincount(places // ROW, minlength=-(-(chunk.stop - chunk.start) // ROW))
+        first = chunk.start // ROW
         rows[first + 1 : first + 1 + len(per_row)] = total + np.cumsum(per_row)
         begin, total = total, total + len(places)
         if total <= len(columns):
             columns[begin:total] = places % ROW
-            values[begin * width : total * width] = encoded_values(elements[piece][places], format)
+            values[begin * width : total * width] = encoded_values(elements[chunk][places], format)
     return total
 
 
@@ -134,8 +134,8 @@ def csr_decode(
     require_format(format, CSR_FORMATS, "the CSR form")
     elements, width = target.view(np.uint32), csr_value_nbytes(format)
     elements[:] = 0
-    for piece in pieces(len(elements)):
-        mine = rows[piece.start // ROW : -(-piece.stop // ROW) + 1].astype(np.int64)
+    for chunk in chunks(len(elements)):
+        mine = rows[chunk.start // ROW : -(-chunk.stop // ROW) + 1].astype(np.int64)
         begin, end = int(mine[0]), int(mine[-1])
         places = np.repeat(np.arange(len(mine) - 1) * ROW, np.diff(mine)) + columns[begin:end]
-        elements[piece][places] = decoded_values(values[begin * width : end * width], end - begin, 4, format)
+        elements[chunk][places] = decoded_values(values[begin * width : end * width], end - begin, 4, format)

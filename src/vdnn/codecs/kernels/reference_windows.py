@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from vdnn.codecs.kernels.reference_masks import pieces
+from vdnn.codecs.kernels.reference_masks import chunks
 from vdnn.codecs.kernels.window import Window
 
-PIECE = 2**18  # elements; some ten temporaries of 64 bits each are alive at once
+OUTPUTS_PER_CHUNK = 2**18  # some ten temporaries of 64 bits each are alive at once
 
 
-def coordinates(piece: slice, window: Window) -> tuple[np.ndarray, list[np.ndarray]]:
+def coordinates(chunk: slice, window: Window) -> tuple[np.ndarray, list[np.ndarray]]:
     """Of each pooled element: its place among the planes (outer, inner) as one number, and where its window begins."""
-    rest, inner = np.divmod(np.arange(piece.start, piece.stop), window.inner)
+    rest, inner = np.divmod(np.arange(chunk.start, chunk.stop), window.inner)
     begins: list[np.ndarray] = []
     for axis in (2, 1, 0):
         rest, position = np.divmod(rest, window.output[axis])
@@ -47,12 +47,12 @@ def taps_of(indices: np.ndarray, begins: list[np.ndarray], window: Window) -> tu
 
 def pack_window(indices: np.ndarray, window: Window, taps: np.ndarray, *, threads: int | None = None) -> None:
     """taps[i] = where in its window indices[i] lies; two taps to a byte, the even one low, when 4 bits are enough."""
-    for piece in pieces(len(indices), PIECE):
-        _, begins = coordinates(piece, window)
-        chosen, inside = taps_of(indices[piece], begins, window)
+    for chunk in chunks(len(indices), OUTPUTS_PER_CHUNK):
+        _, begins = coordinates(chunk, window)
+        chosen, inside = taps_of(indices[chunk], begins, window)
         if not inside.all():
-            raise outside_window(piece.start + int(np.argmin(inside)), indices, window)
-        write_taps(chosen.astype(np.uint8), piece, window, taps)
+            raise outside_window(chunk.start + int(np.argmin(inside)), indices, window)
+        write_taps(chosen.astype(np.uint8), chunk, window, taps)
 
 
 def outside_window(element: int, indices: np.ndarray, window: Window) -> ValueError:
@@ -65,26 +65,26 @@ def outside_window(element: int, indices: np.ndarray, window: Window) -> ValueEr
     )
 
 
-def write_taps(chosen: np.ndarray, piece: slice, window: Window, taps: np.ndarray) -> None:
+def write_taps(chosen: np.ndarray, chunk: slice, window: Window, taps: np.ndarray) -> None:
     if window.tap_bits == 8:
-        taps[piece] = chosen
+        taps[chunk] = chosen
         return
     pairs = np.append(chosen, np.uint8(0)) if len(chosen) % 2 else chosen
-    taps[piece.start // 2 : -(-piece.stop // 2)] = pairs[0::2] | pairs[1::2] << np.uint8(4)
+    taps[chunk.start // 2 : -(-chunk.stop // 2)] = pairs[0::2] | pairs[1::2] << np.uint8(4)
 
 
-def read_taps(piece: slice, window: Window, taps: np.ndarray) -> np.ndarray:
+def read_taps(chunk: slice, window: Window, taps: np.ndarray) -> np.ndarray:
     if window.tap_bits == 8:
-        return taps[piece]
-    packed = taps[piece.start // 2 : -(-piece.stop // 2)]
-    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=1).reshape(-1)[: piece.stop - piece.start]
+        return taps[chunk]
+    packed = taps[chunk.start // 2 : -(-chunk.stop // 2)]
+    return np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=1).reshape(-1)[: chunk.stop - chunk.start]
 
 
 def unpack_window(taps: np.ndarray, window: Window, indices: np.ndarray, *, threads: int | None = None) -> None:
     """indices[i] = the index aten had written."""
-    for piece in pieces(len(indices), PIECE):
-        _, begins = coordinates(piece, window)
-        indices[piece] = indices_of(read_taps(piece, window, taps), begins, window)
+    for chunk in chunks(len(indices), OUTPUTS_PER_CHUNK):
+        _, begins = coordinates(chunk, window)
+        indices[chunk] = indices_of(read_taps(chunk, window, taps), begins, window)
 
 
 def window_backward(
@@ -96,8 +96,8 @@ def window_backward(
     """
     target[:] = 0
     plane_size = window.input[0] * window.input[1] * window.input[2]
-    for piece in pieces(len(gradient), PIECE):
-        plane, begins = coordinates(piece, window)
+    for chunk in chunks(len(gradient), OUTPUTS_PER_CHUNK):
+        plane, begins = coordinates(chunk, window)
         outer, inner = np.divmod(plane, window.inner)
-        index = indices_of(read_taps(piece, window, taps), begins, window)
-        np.add.at(target, (outer * plane_size + index) * window.inner + inner, gradient[piece])
+        index = indices_of(read_taps(chunk, window, taps), begins, window)
+        np.add.at(target, (outer * plane_size + index) * window.inner + inner, gradient[chunk])

@@ -31,7 +31,7 @@ _HALF_INFINITY = tl.constexpr(0x7C00)
 _HALF_SMALLEST = tl.constexpr(2.0**-24)  # fp16's smallest subnormal; a power of two, so multiples of it are exact
 
 
-class Layout(NamedTuple):
+class ShortFloat(NamedTuple):
     """What a kernel is compiled for: the numbers of a `Format`."""
 
     name: str
@@ -45,11 +45,11 @@ class Layout(NamedTuple):
     group: int
 
 
-def layout_of(format: str) -> Layout:
+def layout_of(format: str) -> ShortFloat:
     its = format_of(format)
     shift, rebias = FLOAT32_MANTISSA_BITS - its.mantissa_bits, FLOAT32_BIAS - its.bias
     sign_place, smallest_normal = its.exponent_bits + its.mantissa_bits, 1 << its.mantissa_bits
-    return Layout(
+    return ShortFloat(
         format, shift, rebias, smallest_normal, its.largest_pattern, its.nan_pattern, sign_place, its.values_per_group
     )
 

@@ -15,12 +15,13 @@ import triton
 import triton.language as tl
 
 from vdnn.codecs.kernels.element_types import FLOATS, element_nbytes, require
+from vdnn.codecs.kernels.reference_masks import GRADIENTS
 from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.codecs.kernels.triton_launch import elements, launch, num_programs, pattern
 
 BYTES = 256  # of the mask per program: 2048 elements, 16 for each of the 128 threads
 BLOCK = 8 * BYTES
-GRADIENTS = {"float32": tl.float32, "float64": tl.float64}
+TRITON_TYPES = dict(zip(GRADIENTS, (tl.float32, tl.float64), strict=True))
 
 _ABOVE = tl.constexpr(Test.ABOVE.value)
 _GREATER = tl.constexpr(Test.GREATER.value)
@@ -186,9 +187,9 @@ def masked_gradient(
 
     `target` may be `gradient`. A NaN that a product makes has the device's own bits, as in PyTorch's ops there.
     """
-    require(dtype, tuple(GRADIENTS), "masked_gradient")
+    require(dtype, GRADIENTS, "masked_gradient")
     raw, result = (elements(tensor, element_nbytes(dtype)) for tensor in (gradient, target))
     one, yes, no = (pattern(value, dtype) for value in (1.0, on, off))
     programs = num_programs(raw.numel(), BLOCK)
-    constants = {"ON_IS_ONE": yes == one, "OFF_IS_ONE": no == one, "ZERO_OFF": zero_off, "FLOAT": GRADIENTS[dtype]}
+    constants = {"ON_IS_ONE": yes == one, "OFF_IS_ONE": no == one, "ZERO_OFF": zero_off, "FLOAT": TRITON_TYPES[dtype]}
     launch(_masked_gradient, programs, raw, bits, result, raw.numel(), yes, no, **constants, BLOCK=BLOCK)

@@ -18,14 +18,14 @@ import triton.language as tl
 from vdnn.codecs.kernels.formats import format_of
 from vdnn.codecs.kernels.reference_sparse import check_sparse
 from vdnn.codecs.kernels.sparse_layout import BLOCK, RAW
-from vdnn.codecs.kernels.triton_floats import Layout, layout_of, pattern_in, patterns_of, values_of
+from vdnn.codecs.kernels.triton_floats import ShortFloat, layout_of, pattern_in, patterns_of, values_of
 from vdnn.codecs.kernels.triton_launch import elements, launch, num_programs
 from vdnn.codecs.kernels.triton_masks import bit_at, packed_bits
 
 NUM_WARPS = 8  # 256 threads share a block: sixteen elements each, with their places, stay in registers
 
 
-def value_layout(format: str) -> Layout | None:
+def value_layout(format: str) -> ShortFloat | None:
     """What the kernels are compiled for; None: the element's own bits."""
     return None if format == RAW else layout_of(format)
 

@@ -20,7 +20,7 @@ import triton.language as tl
 
 from vdnn.codecs.kernels.reference_windows import outside_window
 from vdnn.codecs.kernels.triton_launch import launch, num_programs, offset_type
-from vdnn.codecs.kernels.window import Extents, Window
+from vdnn.codecs.kernels.window import PerAxis, Window
 
 BLOCK = 512  # elements per program: four for each of the 128 threads, which leaves registers for the coordinates
 
@@ -28,11 +28,11 @@ BLOCK = 512  # elements per program: four for each of the 128 threads, which lea
 class Geometry(NamedTuple):
     """What a kernel is compiled for: with these known, its divisions become multiplications. The sizes may vary."""
 
-    kernel: Extents
-    stride: Extents
-    padding: Extents
-    dilation: Extents
-    covering: Extents
+    kernel: PerAxis
+    stride: PerAxis
+    padding: PerAxis
+    dilation: PerAxis
+    covering: PerAxis
     """How many windows one input element lies in at most, along each axis."""
     taps_per_byte: int
 

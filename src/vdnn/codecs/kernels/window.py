@@ -20,19 +20,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-Extents = tuple[int, int, int]
+PerAxis = tuple[int, int, int]
+"""Of depth, height and width."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
     """One max pooling. Every extent is (depth, height, width) and positive, padding may be 0."""
 
-    kernel: Extents
-    stride: Extents
-    padding: Extents
-    dilation: Extents
-    input: Extents
-    output: Extents
+    kernel: PerAxis
+    stride: PerAxis
+    padding: PerAxis
+    dilation: PerAxis
+    input: PerAxis
+    output: PerAxis
     outer: int
     inner: int
 

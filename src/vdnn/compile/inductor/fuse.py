@@ -53,7 +53,7 @@ TOLERANCE = 1e-5
 """Of a kernel's results against eager mode's, relative to the largest of them: what sums in another order leave of
 float32. Shorter floats get four of their own last places."""
 
-Layout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
+InputLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, torch.device]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Kernel:
 
 
 @dataclass
-class Kernels:
+class RegionKernels:
     """Kernels by what they compute: layers that are alike share one. None: it may not be used."""
 
     known: dict[object, Kernel | None] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Kernels:
 
 def fuse(programs: Sequence[Program], halves: Sequence[Half], plan: Plan) -> list[Program]:
     """The programs with as many of their ops in kernels as the plan has bytes for."""
-    kernels = Kernels()
+    kernels = RegionKernels()
     fused = [_fused(program, half, plan, kernels) for program, half in zip(programs, halves, strict=True)]
     targets = [node.target for half in halves for node in computing(half.position_of)]
     num_ops = sum(isinstance(target, OpOverload) for target in targets)
@@ -109,13 +109,15 @@ def fuse(programs: Sequence[Program], halves: Sequence[Half], plan: Plan) -> lis
     return fused
 
 
-def _fused(program: Program, half: Half, plan: Plan, kernels: Kernels) -> Program:
+def _fused(program: Program, half: Half, plan: Plan, kernels: RegionKernels) -> Program:
     chosen = [found for stretch in stretches(half) for found in _fitting(stretch, half, plan, kernels)]
     num_ops = sum(len(region.ops) for _, region, _ in chosen)
     return replace(program, run=with_kernels(half, chosen).forward, num_fused_ops=num_ops) if chosen else program
 
 
-def _fitting(stretch: Stretch, half: Half, plan: Plan, kernels: Kernels) -> Iterator[tuple[Stretch, Region, Compiled]]:
+def _fitting(
+    stretch: Stretch, half: Half, plan: Plan, kernels: RegionKernels
+) -> Iterator[tuple[Stretch, Region, Compiled]]:
     """The kernel of a stretch, or those of its parts."""
     region = region_of(half, stretch)
     room_nbytes = _room_nbytes(plan, half.position_of[region.ops[0]])
@@ -146,13 +148,13 @@ def _least_nbytes(region: Region) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
 
 
-def _layout(node: fx.Node) -> Layout:
+def _layout(node: fx.Node) -> InputLayout:
     tensor = tensor_of(node)
     assert tensor is not None, f"{node} is read in a region and is no tensor"
     return tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device
 
 
-def _fake(layouts: Sequence[Layout]) -> list[torch.Tensor]:
+def _fake(layouts: Sequence[InputLayout]) -> list[torch.Tensor]:
     with FakeTensorMode():
         return [torch.empty_strided(shape, stride, dtype=t, device=device) for shape, stride, t, device in layouts]
 
@@ -186,7 +188,7 @@ def _compiled(traced: fx.GraphModule, fakes: Sequence[Any]) -> Compiled:
     return kernel
 
 
-def _tried(compiled: Compiled, region: Region, layouts: Sequence[Layout]) -> Kernel | None:
+def _tried(compiled: Compiled, region: Region, layouts: Sequence[InputLayout]) -> Kernel | None:
     """The kernel with what it allocates, if it computes what the region's ops do."""
     given, taken = _filled(layouts), _filled(layouts)
     results: list[Sequence[torch.Tensor]] = []
@@ -208,7 +210,7 @@ def _high_nbytes(run: Callable[[], None]) -> int:
         return max(accumulate(other_thread.submit(allocation_changes, run).result(), initial=0))
 
 
-def _filled(layouts: Sequence[Layout]) -> list[torch.Tensor]:
+def _filled(layouts: Sequence[InputLayout]) -> list[torch.Tensor]:
     """Tensors of the given layouts, the same each time: random floats and truths, zeros for what may be an index."""
     tensors = []
     for seed, (shape, stride, dtype, device) in enumerate(layouts):

@@ -20,12 +20,11 @@ from vdnn.ir import NO_USE, Read, Role
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.model.plan_data import PlanData
-from vdnn.plan.model.timeline import ROLES
+from vdnn.plan.model.timeline import ROW_OF_ROLE
 
 Column = npt.NDArray[np.int64]
 
-_ROW = {role: row for row, role in enumerate(ROLES)}
-_WORKSPACE = _ROW[Role.WORKSPACE]
+_WORKSPACE = ROW_OF_ROLE[Role.WORKSPACE]
 _DEVICE = 0  # the device is the first tier
 
 
@@ -198,4 +197,4 @@ class _Book:
         self._hold(_DEVICE, storage, action.nbytes, self.encoded_since.pop(decision), last)
 
     def _hold(self, tier: int, storage: int, nbytes: int, first: int, last: int) -> None:
-        self.numbers += tier, _ROW[self.graph.storages[storage].role], nbytes, first, last, storage
+        self.numbers += tier, ROW_OF_ROLE[self.graph.storages[storage].role], nbytes, first, last, storage

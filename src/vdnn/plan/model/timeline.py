@@ -16,6 +16,7 @@ import numpy.typing as npt
 from vdnn.ir import Role
 
 ROLES = tuple(Role)
+ROW_OF_ROLE = {role: row for row, role in enumerate(ROLES)}
 COMPUTE = "compute"
 
 NbytesArray = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 Stream = Any
-Event = Any
+StreamEvent = Any
 
 
 class StreamOps(Protocol):
@@ -23,11 +23,11 @@ class StreamOps(Protocol):
 
     def new_stream(self) -> Stream: ...
 
-    def record(self, stream: Stream) -> Event:
+    def record(self, stream: Stream) -> StreamEvent:
         """An event that happens when everything given to `stream` so far is done."""
         ...
 
-    def wait(self, stream: Stream, event: Event) -> None:
+    def wait(self, stream: Stream, event: StreamEvent) -> None:
         """Let everything given to `stream` from now on happen after `event`."""
         ...
 
@@ -37,7 +37,7 @@ class StreamOps(Protocol):
         """Do not reuse the memory of `tensor` before what `stream` has been given so far is done."""
         ...
 
-    def synchronize(self, event: Event) -> None:
+    def synchronize(self, event: StreamEvent) -> None:
         """Make the calling thread wait for `event`."""
         ...
 

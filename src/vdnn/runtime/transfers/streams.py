@@ -26,7 +26,7 @@ from vdnn.errors import TierFull
 from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.host import HostPlace, HostStore
 from vdnn.runtime.tiers.store import Place, Store
-from vdnn.runtime.transfers.stream_ops import Event, StreamOps
+from vdnn.runtime.transfers.stream_ops import StreamEvent, StreamOps
 from vdnn.runtime.worker import Job, Worker
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import GiB, format_nbytes
@@ -47,14 +47,16 @@ class DiskHop:
 class StreamTicket:
     """Bytes in host slabs or on disk. `source` and `target` are held until they are waited for."""
 
-    def __init__(self, owner: StreamTransfers, source: torch.Tensor, place: HostPlace | DiskHop, sent: Event) -> None:
+    def __init__(
+        self, owner: StreamTransfers, source: torch.Tensor, place: HostPlace | DiskHop, sent: StreamEvent
+    ) -> None:
         self.owner = owner
         self.source: torch.Tensor | None = source
         self.target: torch.Tensor | None = None
         self.place = place
         self.sent = sent
-        self.target_is_free: Event | None = None
-        self.fetched: Event | None = None
+        self.target_is_free: StreamEvent | None = None
+        self.fetched: StreamEvent | None = None
 
     def __del__(self) -> None:
         self.owner.abandon(self)
@@ -117,7 +119,7 @@ class StreamTransfers:
             self._ops.record_stream(ticket.target, self._in)
             self._ops.wait(self._out, ticket.fetched)
 
-    def _copy_out(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Event:
+    def _copy_out(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> StreamEvent:
         for piece, part in zip(pieces, _cut(source, pieces), strict=True):
             self._ops.copy(self._out, piece, part)
         return self._ops.record(self._out)
