@@ -37,7 +37,7 @@ from torch import nn
 
 import vdnn
 from vdnn.api import session_of
-from vdnn.compile import decide, front_ends, pipeline
+from vdnn.compile import ahead_of_time, decide, pipeline
 from vdnn.environment import PLAN_CACHE
 from vdnn.models.registry import resolve
 from vdnn.models.spec import ModelSpec, Workload
@@ -49,7 +49,10 @@ from vdnn.plan.strategy_table import solve
 from vdnn.runtime.process_memory import in_child, peak_of
 from vdnn.units import KiB, format_nbytes, format_seconds
 
-PASSES = ((front_ends, "export_joint"), *((pipeline, name) for name in ("tidy", "lower", "estimate", "cut", "program")))
+PASSES = (
+    (ahead_of_time, "export_joint"),
+    *((pipeline, name) for name in ("tidy", "lower", "estimate", "cut", "program")),
+)
 PLANNING = ((decide, "solve_with_workspaces"), (decide, "check"))
 WORDS = {
     "export_joint": "capture by PyTorch",

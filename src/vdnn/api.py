@@ -20,7 +20,8 @@ from torch import nn
 
 from vdnn.capture.export import check_sample
 from vdnn.capture.function_module import as_module
-from vdnn.compile.front_ends import AheadOfTime, JustInTime
+from vdnn.compile.ahead_of_time import AheadOfTime
+from vdnn.compile.just_in_time import JustInTime
 from vdnn.compile.planned_step import name_of, plan_of
 from vdnn.compile.session import Session
 from vdnn.eager.tensor_cache import TensorCache

@@ -16,7 +16,7 @@ import pytest
 from equivalence import virtualize
 from torch import Tensor, fx
 
-import vdnn.compile.front_ends
+import vdnn.compile.ahead_of_time
 from vdnn.capture.export import export_joint, fake_step
 from vdnn.capture.function_module import as_module
 from vdnn.capture.inputs import describe_inputs
@@ -47,7 +47,7 @@ class FormCompiler(JointCompiler):
 def forming(monkeypatch: pytest.MonkeyPatch, form: str) -> Iterator[None]:
     """While open, every step that is captured is captured in the named form."""
     with monkeypatch.context() as patched:
-        patched.setattr(vdnn.compile.front_ends, "JointCompiler", partial(FormCompiler, form=form))
+        patched.setattr(vdnn.compile.ahead_of_time, "JointCompiler", partial(FormCompiler, form=form))
         yield
 
 

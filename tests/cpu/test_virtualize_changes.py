@@ -11,7 +11,7 @@ from equivalence import both, check, differences, executors, gradients, pair, st
 from nets import EITHER_FRONT_END, ConvNet, Using, backward, images, options, rows
 from torch import Tensor, nn
 
-from vdnn.compile import front_ends
+from vdnn.compile import session
 from vdnn.errors import Unsupported
 
 
@@ -46,7 +46,7 @@ def test_batches_of_changing_size_give_the_same_gradients(front_end: str) -> Non
 
 @EITHER_FRONT_END
 def test_a_stream_of_new_shapes_is_refused_with_the_way_out(front_end: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(front_ends, "MAX_CAPTURES", 3)
+    monkeypatch.setattr(session, "MAX_CAPTURES", 3)
     virtual = virtualize(nn.Linear(4, 4), **options(front_end, rows(1)))
     for batch in range(1, 4):
         backward(virtual, rows(batch))

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from vdnn.compile.front_ends import compile_dynamo_graph
+from vdnn.compile.just_in_time import compile_dynamo_graph
 from vdnn.compile.session import Session
 from vdnn.options import Options
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
-from vdnn.errors import InvalidInput
+from vdnn.errors import InvalidInput, Unsupported
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
 from vdnn.plan.shared.workspaces import inexact_ops
@@ -17,6 +17,9 @@ from vdnn.report.record import Report
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.transfers.interface import Transfers
+
+MAX_CAPTURES = 128
+"""Past so many signatures the shapes are not a few batch sizes but a stream, and every step would be a capture."""
 
 
 @dataclass
@@ -39,6 +42,14 @@ class Session:
 
     def next_name(self) -> str:
         return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"
+
+    def refuse_endless_captures(self) -> None:
+        if len(self.executors) >= MAX_CAPTURES:
+            raise Unsupported(
+                f"{self.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called"
+                " with new ones again."
+                " Pad batches to a few sizes, or run the odd ones on the plain model."
+            )
 
     def watch_next(self) -> None:
         """Watch the bytes of the next step, as those of the first were."""

@@ -1,0 +1,56 @@
+"""The way in with a sample: the whole step is traced before it runs.
+
+Enters: a module, and the session that gathers what it runs. Leaves: a callable that runs the module's step, traced once
+for every signature (`signature.py`) that it is called with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable
+from typing import Any
+
+from torch import nn
+
+from vdnn.capture.export import export_joint
+from vdnn.compile.joint_compiler import JointCompiler
+from vdnn.compile.session import Session
+from vdnn.compile.signature import signature_of
+from vdnn.torch_private import aot_compile_joint_with_descriptors
+
+
+class AheadOfTime:
+    """Runs a module whose whole step is traced before it runs, once for every signature it is called with."""
+
+    def __init__(self, module: nn.Module, session: Session) -> None:
+        self._module, self._session = module, session
+        self._steps: dict[Hashable, Callable[..., Any]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.prepare(*args, **kwargs)(*args, **kwargs)
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """The compiled step for these arguments, traced now if their signature is new."""
+        signature = signature_of(self._module, args, kwargs)
+        if signature not in self._steps:
+            self._steps[signature] = self._compile(args, kwargs)
+        return self._steps[signature]
+
+    def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        self._session.refuse_endless_captures()
+        compiler = JointCompiler(self._session, ())
+        with contextlib.ExitStack() as stack:
+            joint = export_joint(stack, self._module, args, kwargs, exact=True)
+            compiled = aot_compile_joint_with_descriptors(
+                joint, partition_fn=compiler.partition, fw_compiler=compiler.forward, bw_compiler=compiler.backward
+            )
+        module, names = self._module, (*joint.params_spec, *joint.buffers_spec)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            # By name and on every call: a parameter may have been replaced, and tied ones are expected once per name.
+            state = dict(
+                (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+            )
+            return compiled(*(state[name] for name in names), *args, **kwargs)
+
+        return step

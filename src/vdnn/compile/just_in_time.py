@@ -1,0 +1,146 @@
+"""The way in through Dynamo, as `torch.compile` goes: graphs are captured when the model is called.
+
+Enters: a callable, and the session that gathers what it runs. Leaves: a callable that runs it. Graphs are guarded, and
+captured again for new shapes; where Python gets in the way the model is captured in pieces, each handed to a
+`JointCompiler` of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import fx
+
+from vdnn.capture.eager_kernels import eager_kernels
+from vdnn.capture.export import GRU_CELL
+from vdnn.capture.inputs import dynamo_inputs
+from vdnn.compile.joint_compiler import JointCompiler
+from vdnn.compile.session import MAX_CAPTURES, Session
+from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
+from vdnn.torch_private import (
+    BackendCompilerFailed,
+    TorchDynamoException,
+    aot_autograd,
+    guarding_hooks,
+    tree_leaves,
+)
+
+log = logging.getLogger("vdnn")
+
+_USER_LINE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: Session) -> Callable[..., Any]:
+    """One graph from Dynamo, compiled. This is the whole of vdnn's torch.compile backend."""
+    session.refuse_endless_captures()
+    _refuse_symbols(inputs)
+    compiler = JointCompiler(session, dynamo_inputs(graph, inputs))
+    compile_graph = aot_autograd(
+        fw_compiler=compiler.forward,
+        bw_compiler=compiler.backward,
+        inference_compiler=compiler.inference,
+        partition_fn=compiler.partition,
+        keep_inference_input_mutations=True,
+    )
+    try:
+        _refuse_gru_cells(graph)
+        with eager_kernels():
+            return compile_graph(graph, inputs)
+    except InexactTrace as reason:
+        log.warning("a piece of %s runs plain, outside any plan: %s", session.name, reason)
+        return graph.forward
+
+
+def _refuse_symbols(inputs: Sequence[Any]) -> None:
+    """A plan is about bytes, and a size that is a symbol has none."""
+    sizes = [size for given in inputs for size in (given.shape if isinstance(given, torch.Tensor) else (given,))]
+    if any(isinstance(size, torch.SymInt) for size in sizes):
+        raise Unsupported(
+            "torch.compile hands over sizes that are symbols, and a plan needs numbers. Pass"
+            ' torch.compile(model, backend="vdnn", dynamic=False): each batch size then gets a plan of its own.'
+        )
+
+
+def _refuse_gru_cells(graph: fx.GraphModule) -> None:
+    if any(getattr(node.target, "__name__", "") == "gru_cell" for node in graph.graph.nodes):
+        raise InexactTrace(GRU_CELL)
+
+
+class JustInTime:
+    """Runs a callable through Dynamo with vdnn as its backend."""
+
+    def __init__(self, plain: Callable[..., Any], session: Session, *, fullgraph: bool) -> None:
+        def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            return compile_dynamo_graph(graph, inputs, session)
+
+        self._session, self._fullgraph, self._has_warned = session, fullgraph, False
+        compile_with_limits: Any = (
+            torch.compile
+        )  # its overloads do not know the last two arguments, its implementation does
+        self._compiled = compile_with_limits(
+            _inlined(plain),
+            backend=backend,
+            dynamic=False,
+            fullgraph=fullgraph,
+            recompile_limit=MAX_CAPTURES + 1,
+            isolate_recompiles=True,
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            with guarding_hooks():  # a hook added later must run
+                returned = self._compiled(*args, **kwargs)
+        except BackendCompilerFailed as failure:
+            if isinstance(failure.inner_exception, VdnnError):
+                raise failure.inner_exception from None
+            raise
+        except TorchDynamoException as failure:
+            if self._fullgraph:
+                raise CaptureFailed(_explain_break(self._session.name, failure)) from failure
+            raise
+        self._warn_if_plain(returned)
+        return returned
+
+    def _warn_if_plain(self, returned: Any) -> None:
+        """Dynamo gives up on some frames whole (a loop that branches on data), and then the plain model has run."""
+        budget = self._session.options.budget
+        if budget is None or self._session.executors or self._has_warned:
+            return
+        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(returned)):
+            self._has_warned = True
+            warnings.warn(
+                f"{self._session.name} could not be captured, not even in pieces, and ran plain: budget {budget!r} does"
+                " not hold for it. `with vdnn.tensor_cache(budget=...)` keeps a budget for models as they are;"
+                " fullgraph=True names the line that stops the capture.",
+                stacklevel=4,
+            )
+
+
+def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """`plain`, called from a function with a code object of its own.
+
+    Dynamo does not look into frames of torch itself, so a bare nn.Sequential would run uncaptured, silently; called
+    from here it is inlined. And Dynamo counts captures per code object: a shared one would run out after a few hundred
+    models in one process."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return plain(*args, **kwargs)
+
+    return FunctionType(call.__code__.replace(), call.__globals__, "call", None, call.__closure__)
+
+
+def _explain_break(name: str, failure: Exception) -> str:
+    text = str(failure)
+    reason = text.strip().splitlines()[0] if text.strip() else type(failure).__name__
+    places = list(_USER_LINE.finditer(text))
+    where = f" at {places[-1]['file']}, line {places[-1]['line']}" if places else ""
+    return (
+        f"{name} is not one graph: capture breaks{where}: {reason}\n"
+        "fullgraph=True refuses that. Rewrite the line, or drop fullgraph=True and let vdnn run the model in pieces."
+    )
