@@ -16,13 +16,13 @@ import pytest
 from equivalence import virtualize
 from torch import Tensor, fx
 
-import vdnn.compile.ahead_of_time
 from vdnn.capture.export import export_joint, fake_step
 from vdnn.capture.function_module import as_module
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.capture.tidy.passes import tidy
+from vdnn.compile import ahead_of_time, just_in_time
 from vdnn.compile.forms import forms
 from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.cost.roofline import roofline
@@ -47,7 +47,8 @@ class FormCompiler(JointCompiler):
 def forming(monkeypatch: pytest.MonkeyPatch, form: str) -> Iterator[None]:
     """While open, every step that is captured is captured in the named form."""
     with monkeypatch.context() as patched:
-        patched.setattr(vdnn.compile.ahead_of_time, "JointCompiler", partial(FormCompiler, form=form))
+        for way_in in (ahead_of_time, just_in_time):
+            patched.setattr(way_in, "JointCompiler", partial(FormCompiler, form=form))
         yield
 
 
