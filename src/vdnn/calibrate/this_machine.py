@@ -26,7 +26,7 @@ from vdnn.torch_private import torch_version, without_modes
 
 log = logging.getLogger(__name__)
 
-_FILE = "machine-v2.json"  # a change in what is measured, or how, takes the next number
+_MACHINES_FILE = "machine-v2.json"  # a change in what is measured, or how, takes the next number
 
 MachinesJson = dict[str, Any]
 """From a machine to its measurements, both as JSON."""
@@ -40,7 +40,7 @@ def this_machine() -> Hardware:
 
 
 def _remembered_or_measured() -> Measurements:
-    path = cache_dir() / _FILE
+    path = cache_dir() / _MACHINES_FILE
     known = _parsed(_load(path), path)
     if known is None or _is_better_measured_now(known):
         known = _quieter(known, _measure())

@@ -15,20 +15,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from vdnn.ir import NO_USE, Detail, Information, Storage
+from vdnn.units import NBYTES_PER_ELEMENT
 
 Flat = Any
 Kernels = Any
 """A module of `codecs/kernels`: same functions, different memory."""
 
 ELEMENT_NBYTES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "bfloat16": 2,
-    "bool": 1,
-    "uint8": 1,
-    "int32": 4,
-    "int64": 8,
+    dtype: NBYTES_PER_ELEMENT[dtype]
+    for dtype in ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int32", "int64")
 }
 """The dtypes that codecs know. A storage of any other is kept, offloaded or recomputed, never encoded."""
 

@@ -144,6 +144,10 @@ class SparseFp16(_Lossy):
     format = "fp16"
 
 
+class CsrFp16(SparseCsr, _Lossy):
+    format = "fp16"
+
+
 class SparseBf16(_Lossy):
     format = "bf16"
 
@@ -154,10 +158,6 @@ class SparseFp10(_Lossy):
 
 class SparseFp8(_Lossy):
     format = "fp8"
-
-
-class CsrFp16(SparseCsr, _Lossy):
-    format = "fp16"
 
 
 class CsrFp8(SparseCsr, _Lossy):

@@ -22,7 +22,7 @@ from vdnn.hardware.machine import fingerprint
 
 log = logging.getLogger(__name__)
 
-_FILE = "costs-v5.sqlite3"  # a change in what is measured, or how, takes the next number
+_COSTS_FILE = "costs-v5.sqlite3"  # a change in what is measured, or how, takes the next number
 _LOCK_WAIT_S = 10.0  # a writer holds the file for milliseconds; more than this is a file system without locks
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS cost (
@@ -45,7 +45,7 @@ class CostCache:
     """Costs by key, for one machine. `machine` is this one's fingerprint unless told."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, machine: str | None = None) -> None:
-        self.path = Path(path) if path is not None else cache_dir() / _FILE
+        self.path = Path(path) if path is not None else cache_dir() / _COSTS_FILE
         self._machine = machine
         self._here: dict[tuple[str, str], OpCost] = {}
 

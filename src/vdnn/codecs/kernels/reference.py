@@ -12,17 +12,5 @@ from vdnn.codecs.kernels.reference_masks import masked_gradient, pack_mask, unpa
 from vdnn.codecs.kernels.reference_sparse import csr_decode, csr_encode, sparse_decode, sparse_encode
 from vdnn.codecs.kernels.reference_windows import pack_window, unpack_window, window_backward
 
-__all__ = [
-    "csr_decode",
-    "csr_encode",
-    "expand",
-    "masked_gradient",
-    "pack_mask",
-    "pack_window",
-    "reduce",
-    "sparse_decode",
-    "sparse_encode",
-    "unpack_mask",
-    "unpack_window",
-    "window_backward",
-]
+__all__ = ["masked_gradient", "pack_mask", "pack_window", "unpack_mask", "unpack_window", "window_backward"]
+__all__ += ["csr_decode", "csr_encode", "expand", "reduce", "sparse_decode", "sparse_encode"]

@@ -14,8 +14,8 @@ from vdnn.codecs.kernels.formats import format_of
 from vdnn.codecs.kernels.reference_floats import pack_patterns, patterns_of, unpack_patterns, values_of
 from vdnn.codecs.kernels.reference_masks import chunks, of_bits, unpacked
 from vdnn.codecs.kernels.sparse_layout import (
-    BLOCK,
     CSR_FORMATS,
+    ELEMENTS_PER_BLOCK,
     MASK_FORMATS,
     RAW,
     ROW,
@@ -60,7 +60,7 @@ def sparse_encode(
     check_sparse(element_nbytes, format)
     elements, total = as_unsigned(source, element_nbytes), 0
     starts[0] = 0
-    for number, block in enumerate(chunks(len(elements), BLOCK)):
+    for number, block in enumerate(chunks(len(elements), ELEMENTS_PER_BLOCK)):
         nonzero = elements[block] != 0
         bits[of_bits(block)] = np.packbits(nonzero, bitorder="little")
         begin, total = total, total + values_nbytes(int(nonzero.sum()), element_nbytes, format)
@@ -84,7 +84,7 @@ def sparse_decode(
     check_sparse(element_nbytes, format)
     elements = as_unsigned(target, element_nbytes)
     elements[:] = 0
-    for number, block in enumerate(chunks(len(elements), BLOCK)):
+    for number, block in enumerate(chunks(len(elements), ELEMENTS_PER_BLOCK)):
         nonzero = unpacked(bits, block)
         packed = values[int(starts[number]) : int(starts[number + 1])]
         elements[block][nonzero] = decoded_values(packed, int(nonzero.sum()), element_nbytes, format)

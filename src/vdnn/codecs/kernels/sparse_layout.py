@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from vdnn.codecs.kernels.formats import format_of, reduced_nbytes
 
-BLOCK = 4096  # elements: a block's values stay within the L1 cache, its offset costs 2 % of its bits' bytes
+ELEMENTS_PER_BLOCK = 4096  # a block's values stay within the L1 cache, its offset costs 2 % of its bits' bytes
 ROW = 256  # elements: Gist's narrow value optimisation, a column is one byte
 RAW = "raw"
 MASK_FORMATS = (RAW, "fp16", "bf16", "fp10", "fp8")
@@ -27,7 +27,7 @@ def mask_nbytes(n: int) -> int:
 
 
 def num_blocks(n: int) -> int:
-    return -(-n // BLOCK)
+    return -(-n // ELEMENTS_PER_BLOCK)
 
 
 def num_rows(n: int) -> int:
@@ -41,8 +41,10 @@ def values_nbytes(n: int, element_nbytes: int, format: str) -> int:
 
 def largest_values_nbytes(n: int, element_nbytes: int, format: str) -> int:
     """Bytes of the mask form's values when no element is zero."""
-    whole, rest = divmod(n, BLOCK)
-    return whole * values_nbytes(BLOCK, element_nbytes, format) + values_nbytes(rest, element_nbytes, format)
+    whole, rest = divmod(n, ELEMENTS_PER_BLOCK)
+    return whole * values_nbytes(ELEMENTS_PER_BLOCK, element_nbytes, format) + values_nbytes(
+        rest, element_nbytes, format
+    )
 
 
 def csr_value_nbytes(format: str) -> int:

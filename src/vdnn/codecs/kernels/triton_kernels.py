@@ -27,17 +27,5 @@ except ModuleNotFoundError as error:
         " Install it with `pip install triton`, or plan without encodings."
     ) from error
 
-__all__ = [
-    "csr_decode",
-    "csr_encode",
-    "expand",
-    "masked_gradient",
-    "pack_mask",
-    "pack_window",
-    "reduce",
-    "sparse_decode",
-    "sparse_encode",
-    "unpack_mask",
-    "unpack_window",
-    "window_backward",
-]
+__all__ = ["masked_gradient", "pack_mask", "pack_window", "unpack_mask", "unpack_window", "window_backward"]
+__all__ += ["csr_decode", "csr_encode", "expand", "reduce", "sparse_decode", "sparse_encode"]

@@ -17,7 +17,7 @@ import triton.language as tl
 
 from vdnn.codecs.kernels.formats import format_of
 from vdnn.codecs.kernels.reference_sparse import check_sparse
-from vdnn.codecs.kernels.sparse_layout import BLOCK, RAW
+from vdnn.codecs.kernels.sparse_layout import ELEMENTS_PER_BLOCK, RAW
 from vdnn.codecs.kernels.triton_floats import ShortFloat, layout_of, pattern_in, patterns_of, values_of
 from vdnn.codecs.kernels.triton_launch import elements, launch, num_programs
 from vdnn.codecs.kernels.triton_masks import bit_at, packed_bits
@@ -121,8 +121,8 @@ def sparse_encode(
     check_sparse(element_nbytes, format)
     layout, width = value_layout(format), word_nbytes(element_nbytes, format)
     raw, words = elements(source, element_nbytes), elements(values, width)
-    n, programs, group = raw.numel(), num_programs(raw.numel(), BLOCK), layout.group if layout else 1
-    shared = {"GROUP": group, "WORD_NBYTES": width, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    n, programs, group = raw.numel(), num_programs(raw.numel(), ELEMENTS_PER_BLOCK), layout.group if layout else 1
+    shared = {"GROUP": group, "WORD_NBYTES": width, "BLOCK": ELEMENTS_PER_BLOCK, "num_warps": NUM_WARPS}
     sizes = starts[1 : programs + 1]
     starts[0] = 0
     launch(_count, programs, raw, bits, sizes, n, **shared)
@@ -172,6 +172,6 @@ def sparse_decode(
     check_sparse(element_nbytes, format)
     layout, width = value_layout(format), word_nbytes(element_nbytes, format)
     words, raw = elements(values, width), elements(target, element_nbytes)
-    n, programs, group = raw.numel(), num_programs(raw.numel(), BLOCK), layout.group if layout else 1
-    shared = {"GROUP": group, "WORD_NBYTES": width, "BLOCK": BLOCK, "num_warps": NUM_WARPS}
+    n, programs, group = raw.numel(), num_programs(raw.numel(), ELEMENTS_PER_BLOCK), layout.group if layout else 1
+    shared = {"GROUP": group, "WORD_NBYTES": width, "BLOCK": ELEMENTS_PER_BLOCK, "num_warps": NUM_WARPS}
     launch(_spread, programs, bits, starts, words, raw, n, LAYOUT=layout, **shared)
