@@ -13,8 +13,8 @@ from vdnn.hardware.device import Hardware, Link, Tier
 NAME = "emulated"
 BANDWIDTH_BYTES_PER_S = 12.8e9  # the effective bus of vDNN (MICRO 2016), section on methodology
 DISK_SHARE = 0.2  # assumed: of the bus, what a PCIe gen3 drive reaches (2.7 of 12.8 GB/s, as in presets.py)
-FLOPS_PER_S = 1e11  # assumed: a few cores of a current processor; `vdnn doctor` measures the real one
-MEMORY_BYTES_PER_S = 1e10  # assumed, likewise
+ASSUMED_FLOPS_PER_S = 1e11  # assumed: a few cores of a current processor; `vdnn doctor` measures the real one
+ASSUMED_MEMORY_BYTES_PER_S = 1e10  # assumed, likewise
 
 
 def emulated(
@@ -33,8 +33,8 @@ def emulated(
         links += [Link("host", "disk", DISK_SHARE * bandwidth), Link("disk", "host", DISK_SHARE * bandwidth)]
     return Hardware(
         name=NAME,
-        flops_per_s=FLOPS_PER_S,
-        memory_bandwidth_bytes_per_s=MEMORY_BYTES_PER_S,
+        flops_per_s=ASSUMED_FLOPS_PER_S,
+        memory_bandwidth_bytes_per_s=ASSUMED_MEMORY_BYTES_PER_S,
         tiers=tuple(tiers),
         links=tuple(links),
         sources=tuple((name, "emulated: chosen by the caller, or assumed") for name in _constants(links)),

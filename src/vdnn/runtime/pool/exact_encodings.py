@@ -16,7 +16,7 @@ from vdnn.ir import Role, Storage
 from vdnn.torch_private import without_torch_dispatch
 
 SAMPLES = 4096  # elements looked at; the standard error of a share is then below 0.8 %
-MARGIN = 0.04  # five standard errors: an encoding that does not fit was written for nothing
+DENSITY_MARGIN = 0.04  # five standard errors: an encoding that does not fit was written for nothing
 MAX_DENSITY = 0.6  # of what a sparse encoding saves a third: less is not worth two passes over the data
 FLOAT_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 _SAMPLED_AS = {4: torch.int32, 2: torch.int16}  # bits count, not values: a negative zero is kept
@@ -41,7 +41,7 @@ def _sparse(flat: torch.Tensor, dtype: str) -> Codec | None:
     width = 4 if dtype == "float32" else 2
     if flat.numel() % width:
         return None
-    density = _sampled_density(flat.view(_SAMPLED_AS[width])) + MARGIN
+    density = _sampled_density(flat.view(_SAMPLED_AS[width])) + DENSITY_MARGIN
     if density > MAX_DENSITY:
         return None
     codec = codec_for("sparse", Storage("saved", flat.numel(), Role.FEATURE_MAP, dtype, ()), (density,))
