@@ -19,7 +19,7 @@ import vdnn
 from larger import larger
 from vdnn.compile.backend import vdnn as backend
 from vdnn.compile.inductor.fuse import TOLERANCE, _difference
-from vdnn.compile.inductor.regions import computing, region_of, split, stretches
+from vdnn.compile.inductor.regions import computing, neighbours_of, region_of, split
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.errors import InvalidInput
 from vdnn.rewrite.halves import Half
@@ -178,27 +178,30 @@ def written_and_read(a: Tensor, b: Tensor) -> Tensor:
 def test_a_region_that_writes_into_a_storage_sees_it_in_one_look() -> None:
     apart = half_of(written_and_read, torch.ones(4), torch.ones(4), storages=(0, 1))
     together = half_of(written_and_read, torch.ones(4), torch.ones(4), storages=(0, 0))
-    assert [len(computing(stretch)) for stretch in stretches(apart)] == [3]
-    assert [len(computing(stretch)) for stretch in stretches(together)] == [2]
+    assert [len(computing(neighbours)) for neighbours in neighbours_of(apart)] == [3]
+    assert [len(computing(neighbours)) for neighbours in neighbours_of(together)] == [2]
 
 
 def test_a_view_of_a_result_is_made_outside_the_region() -> None:
     half = half_of(lambda a: a.relu().exp().t(), torch.ones(2, 3), storages=(0,))
-    (stretch,) = stretches(half)
-    region = region_of(half, stretch)
+    (neighbours,) = neighbours_of(half)
+    region = region_of(half, neighbours)
     assert [node.name for node in region.outputs] == ["exp"]
     assert "t" not in [node.name for node in region.nodes]
 
 
 def test_random_ops_and_products_end_a_region() -> None:
     half = half_of(lambda a: torch.bernoulli(a.exp().sin()).cos().tan() @ a, torch.ones(2, 2), storages=(0,))
-    assert [[node.name for node in stretch] for stretch in stretches(half)] == [["exp", "sin"], ["cos", "tan"]]
+    assert [[node.name for node in neighbours] for neighbours in neighbours_of(half)] == [
+        ["exp", "sin"],
+        ["cos", "tan"],
+    ]
 
 
 def test_a_stretch_is_split_at_its_middle_op_and_single_ops_are_left() -> None:
     half = half_of(lambda a: a.exp().sin().cos(), torch.ones(2), storages=(0,))
-    (stretch,) = stretches(half)
-    assert [[node.name for node in part] for part in split(stretch)] == [["sin", "cos"]]
+    (neighbours,) = neighbours_of(half)
+    assert [[node.name for node in part] for part in split(neighbours)] == [["sin", "cos"]]
 
 
 def test_a_kernel_is_refused_for_other_values_other_strides_and_shared_storages() -> None:

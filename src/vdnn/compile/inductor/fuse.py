@@ -32,7 +32,7 @@ from torch import fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from vdnn.capture.nodes import tensor_of
-from vdnn.compile.inductor.regions import Region, Stretch, computing, region_of, split, stretches
+from vdnn.compile.inductor.regions import Neighbours, Region, computing, neighbours_of, region_of, split
 from vdnn.compile.inductor.with_kernels import Compiled, with_kernels
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.plan.judge.schedule import Kind
@@ -110,22 +110,22 @@ def fuse(programs: Sequence[Program], halves: Sequence[Half], plan: Plan) -> lis
 
 
 def _fused(program: Program, half: Half, plan: Plan, kernels: RegionKernels) -> Program:
-    chosen = [found for stretch in stretches(half) for found in _fitting(stretch, half, plan, kernels)]
+    chosen = [found for neighbours in neighbours_of(half) for found in _fitting(neighbours, half, plan, kernels)]
     num_ops = sum(len(region.ops) for _, region, _ in chosen)
     return replace(program, run=with_kernels(half, chosen).forward, num_fused_ops=num_ops) if chosen else program
 
 
 def _fitting(
-    stretch: Stretch, half: Half, plan: Plan, kernels: RegionKernels
-) -> Iterator[tuple[Stretch, Region, Compiled]]:
-    """The kernel of a stretch, or those of its parts."""
-    region = region_of(half, stretch)
+    neighbours: Neighbours, half: Half, plan: Plan, kernels: RegionKernels
+) -> Iterator[tuple[Neighbours, Region, Compiled]]:
+    """The kernel of these neighbours, or those of their parts."""
+    region = region_of(half, neighbours)
     room_nbytes = _room_nbytes(plan, half.position_of[region.ops[0]])
     kernel = kernels.of(region) if _least_nbytes(region) <= room_nbytes else None
     if kernel is not None and kernel.high_nbytes <= room_nbytes:
-        yield stretch, region, kernel.run
+        yield neighbours, region, kernel.run
     else:
-        for part in split(stretch):
+        for part in split(neighbours):
             yield from _fitting(part, half, plan, kernels)
 
 

@@ -1,4 +1,4 @@
-"""Stretches of a half that one fused kernel may compute.
+"""Neighbours in a half that one fused kernel may compute.
 
 Enters: one of the two programs of `rewrite/halves.py`. Leaves: regions, each a run of neighbours that only compute
 (element by element, sums, normalisations) with no call to the runtime between them. `compile/inductor/with_kernels.py`
@@ -37,7 +37,7 @@ from vdnn.torch_private import OpOverload, schema_of
 NO_MEMORY: frozenset[object] = frozenset({look, phantom})
 """Calls of the runtime that only look at bytes, so that they may as well come before a region."""
 
-Stretch = tuple[fx.Node, ...]
+Neighbours = tuple[fx.Node, ...]
 """Neighbours in a half, in order."""
 
 
@@ -66,7 +66,7 @@ class Region:
 
 
 class _Run:
-    """Neighbours in the making of a stretch.
+    """Neighbours, as far as they are found.
 
     A kernel takes its inputs for separate memory: of a storage that it writes into, it may be given one look only."""
 
@@ -106,7 +106,7 @@ class _Run:
         return True
 
 
-def stretches(half: Half) -> Iterator[Stretch]:
+def neighbours_of(half: Half) -> Iterator[Neighbours]:
     """The longest runs of nodes that a region may take, each with two ops or more."""
     run = _Run(half)
     for node in half.module.graph.nodes:
@@ -124,34 +124,34 @@ def computing(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
     return tuple(node for node in nodes if not is_getitem(node) and Trait.VIEW not in traits_of(node.target))
 
 
-def split(stretch: Sequence[fx.Node]) -> tuple[Stretch, ...]:
+def split(neighbours: Sequence[fx.Node]) -> tuple[Neighbours, ...]:
     """The parts before and from the middle op, as far as they are still worth a kernel."""
-    ops = computing(stretch)
-    middle = list(stretch).index(ops[len(ops) // 2])
-    return tuple(part for half in (stretch[:middle], stretch[middle:]) for part in _worthwhile(half))
+    ops = computing(neighbours)
+    middle = list(neighbours).index(ops[len(ops) // 2])
+    return tuple(part for half in (neighbours[:middle], neighbours[middle:]) for part in _worthwhile(half))
 
 
-def region_of(half: Half, stretch: Sequence[fx.Node]) -> Region:
-    ops, inside = computing(stretch), set(stretch)
-    needed = _needed(stretch)
-    nodes = tuple(node for node in stretch if node in needed)
+def region_of(half: Half, neighbours: Sequence[fx.Node]) -> Region:
+    ops, inside = computing(neighbours), set(neighbours)
+    needed = _needed(neighbours)
+    nodes = tuple(node for node in neighbours if node in needed)
     inputs = tuple(dict.fromkeys(s for node in nodes for s in node.all_input_nodes if s not in needed))
-    seen_outside = [node for node in stretch if any(user not in inside for user in node.users)]
+    seen_outside = [node for node in neighbours if any(user not in inside for user in node.users)]
     outputs = tuple(dict.fromkeys(root for node in seen_outside if (root := _root(node, inside)) in inside))
-    scratch = frozenset(at for at, node in enumerate(inputs) if _is_scratch(half, node, stretch))
+    scratch = frozenset(at for at, node in enumerate(inputs) if _is_scratch(half, node, neighbours))
     return Region(ops, nodes, inputs, outputs, scratch)
 
 
-def _needed(stretch: Sequence[fx.Node]) -> set[fx.Node]:
+def _needed(neighbours: Sequence[fx.Node]) -> set[fx.Node]:
     """The ops, and the views and parts that they read. What only others look at is made outside."""
-    needed = set(computing(stretch))
-    for node in reversed(stretch):
+    needed = set(computing(neighbours))
+    for node in reversed(neighbours):
         if not needed.isdisjoint(node.users) or (is_getitem(node) and node.args[0] in needed):
             needed.add(node)
     return needed
 
 
-def _worthwhile(run: Sequence[fx.Node]) -> Iterator[Stretch]:
+def _worthwhile(run: Sequence[fx.Node]) -> Iterator[Neighbours]:
     if len(computing(run)) >= 2:
         yield tuple(run)
 
@@ -232,11 +232,11 @@ def _written(node: fx.Node) -> list[tuple[fx.Node, Any]]:
     ]
 
 
-def _is_scratch(half: Half, node: fx.Node, stretch: Sequence[fx.Node]) -> bool:
-    """Whether a storage that a stretch writes into is never read again."""
-    inside = set(stretch)
-    if node not in {_root(given, inside) for other in stretch for given, _ in _written(other)}:
+def _is_scratch(half: Half, node: fx.Node, neighbours: Sequence[fx.Node]) -> bool:
+    """Whether a storage that these neighbours write into is never read again."""
+    inside = set(neighbours)
+    if node not in {_root(given, inside) for other in neighbours for given, _ in _written(other)}:
         return False
     looks = half.looks_at[half.storage_of[node]]
     users = {user for look in looks for user in look.users}
-    return all(look.op != "placeholder" for look in looks) and all(u in inside or u < stretch[0] for u in users)
+    return all(look.op != "placeholder" for look in looks) and all(u in inside or u < neighbours[0] for u in users)

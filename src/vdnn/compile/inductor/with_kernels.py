@@ -1,6 +1,6 @@
 """A half with kernels in the place of some of its regions.
 
-Enters: a half, and for some of its stretches the region that was found there and a kernel that computes it. Leaves: a
+Enters: a half, and for some neighbours in it the region that was found there and a kernel that computes it. Leaves: a
 program like the half's own, in which one call stands for each. The kernel is handed a list that it empties, as the
 program itself is, so that nobody holds its inputs longer than it does.
 """
@@ -17,7 +17,7 @@ from torch import fx
 
 from vdnn.capture.nodes import value_of
 from vdnn.capture.ops.traits import traits_of
-from vdnn.compile.inductor.regions import Region, Stretch, source_of
+from vdnn.compile.inductor.regions import Neighbours, Region, source_of
 from vdnn.ir import Trait
 from vdnn.rewrite.halves import Half, boxed_module
 
@@ -53,19 +53,19 @@ class _Rewriter:
         self.copies[node] = self.graph.node_copy(node, self.copies.__getitem__) if is_view else self.copies[source]
 
 
-def with_kernels(half: Half, kernels: Sequence[tuple[Stretch, Region, Compiled]]) -> fx.GraphModule:
-    """The half, with each stretch computed by its kernel: where its last node was, when all it takes is there."""
-    inside = {node for stretch, _, _ in kernels for node in stretch}
-    ending = {stretch[-1]: (stretch, region, compiled) for stretch, region, compiled in kernels}
+def with_kernels(half: Half, kernels: Sequence[tuple[Neighbours, Region, Compiled]]) -> fx.GraphModule:
+    """The half, with neighbours computed by their kernel: where their last node was, when all it takes is there."""
+    inside = {node for neighbours, _, _ in kernels for node in neighbours}
+    ending = {neighbours[-1]: (neighbours, region, compiled) for neighbours, region, compiled in kernels}
     rewriter = _Rewriter()
     for node in half.module.graph.nodes:
         if node not in inside:
             rewriter.copies[node] = rewriter.graph.node_copy(node, rewriter.copies.__getitem__)
         if node in ending:
-            stretch, region, compiled = ending[node]
+            neighbours, region, compiled = ending[node]
             rewriter.call(region, compiled)
-            for shown in stretch:
-                if any(user not in stretch for user in shown.users) and not _has_parts(shown):
+            for shown in neighbours:
+                if any(user not in neighbours for user in shown.users) and not _has_parts(shown):
                     rewriter.show(shown)
     return boxed_module(half.module, rewriter.graph)
 
