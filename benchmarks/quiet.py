@@ -1,7 +1,7 @@
 """Seconds of a run during which the machine was ours.
 
 Enters: a function. Leaves: how long it took, while no other process took more than a small share of the cores
-(`vdnn/hardware/neighbours.py`). It waits for a quiet moment, and repeats a run that was disturbed all the same; if
+(`vdnn/hardware/busy_cores.py`). It waits for a quiet moment, and repeats a run that was disturbed all the same; if
 there is none, the least disturbed one counts, and says so. Little is much here: ops wait for the slowest of their
 threads, so a neighbour that takes 5 % of two cores may cost 10 % of a step and more.
 """

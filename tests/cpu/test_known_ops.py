@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
+from formed import joint_of
+from torch import nn
+
+import vdnn
 from vdnn.capture.ops.in_place_forms import IN_PLACE_OF, OUT_OF, OVER_SECOND, PART_OF
-from vdnn.capture.ops.overloads import overload, overloads
+from vdnn.capture.ops.overloads import base_name, overload, overloads
 from vdnn.compile.forms.analysis import RULES
+from vdnn.compile.forms.prepare import prepare
 from vdnn.compile.forms.rows import CHUNK_RULES
+from vdnn.ir import Op, Phase
 from vdnn.known_ops import KNOWN_OPS, known
-from vdnn.known_ops.known_op import FromBits, KnownOp
+from vdnn.known_ops.known_op import FromBits, KnownOp, LayerKind
+from vdnn.plan.model.layers import kind_of
 from vdnn.torch_private import OpOverload, schema_of
 
 
@@ -61,3 +71,65 @@ def test_ops_that_are_laid_out_otherwise_than_traced_may_write_over_an_input() -
 
 def test_of_an_op_without_an_entry_nothing_is_known() -> None:
     assert known("vdnn_made_this_up") == KnownOp("")
+
+
+@torch.library.custom_op("vdnn_namesakes::mul", mutates_args=())
+def namesake(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return self * other + 1
+
+
+@namesake.register_fake
+def _(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(self)
+
+
+@torch.library.custom_op("vdnn_namesakes::mean", mutates_args=())
+def namesake_of_mean(self: torch.Tensor) -> torch.Tensor:
+    return self.sum()
+
+
+@namesake_of_mean.register_fake
+def _(self: torch.Tensor) -> torch.Tensor:
+    return self.new_empty(())
+
+
+namesake.register_autograd(
+    lambda saved, gradient: tuple(namesake(gradient, factor) for factor in reversed(saved.saved_tensors)),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+def test_nothing_is_known_of_an_op_of_another_library_that_has_a_known_name() -> None:
+    assert known("mul").encoded is not None
+    assert base_name(torch.ops.vdnn_namesakes.mul.default) == ""
+    assert kind_of(Op("", "vdnn_namesakes.convolution.default", Phase.FORWARD, "", (), ())) is LayerKind.OTHER
+    assert kind_of(Op("", "aten.convolution.default", Phase.FORWARD, "", (), ())) is LayerKind.CONV
+
+
+def test_an_op_that_has_the_name_of_a_known_one_keeps_its_own_gradient() -> None:
+    """Over dropout's noise, whose encoding a product of aten's would read."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 10))
+    batch = torch.randn(512, 64)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        hidden = model[0](x)
+        return model[1](namesake(hidden, torch.empty_like(hidden).bernoulli_(0.5).div_(0.5))).square().mean()
+
+    def gradients(step: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        torch.manual_seed(1)
+        return list(torch.autograd.grad(step(batch), list(model.parameters())))
+
+    plain = gradients(loss)
+    assert all(map(torch.equal, plain, gradients(vdnn.virtualize(loss, sample=(batch,), strategy="gist"))))
+
+
+def test_a_mean_of_another_library_is_not_written_as_a_sum() -> None:
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        return namesake_of_mean(x.detach()) + x.square().mean()
+
+    with joint_of(loss, (torch.randn(16, 8, requires_grad=True),)) as joint:
+        prepared = prepare(joint).joint.graph
+    called = [node.target for node in prepared.nodes]
+    assert torch.ops.vdnn_namesakes.mean.default in called
+    assert torch.ops.aten.mean.default not in called

@@ -57,8 +57,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 def require_exact(graph: fx.Graph) -> None:
     """Refuse a traced graph that would not be bit for bit what eager mode does."""
     for node in graph.nodes:
-        is_aten = isinstance(node.target, OpOverload) and node.target.namespace == "aten"
-        reason = known(op_name(node)).inexact_because if is_aten else ""
+        reason = known(op_name(node)).inexact_because
         if reason:
             raise InexactTrace(
                 f"{node.target} cannot be captured bit for bit: {reason}."

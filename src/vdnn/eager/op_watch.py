@@ -2,7 +2,7 @@
 
 Enters: each op that PyTorch dispatches. Leaves: its results, counted. This is where the budget is kept exactly: the
 bytes alive are known, the bytes an op will make are known (`result_sizes.py`), and room is made between the two. It
-costs some 30 us per op, so steps that are known to fit run without it (`cache.py`, Note [Watched steps]).
+costs some 30 us per op, so steps that are known to fit run without it (`tensor_cache.py`, Note [Watched steps]).
 """
 
 from __future__ import annotations

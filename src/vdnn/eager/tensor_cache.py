@@ -5,7 +5,7 @@ The one idea is that of SuperNeurons (PPoPP 2018, section 3.3.3): memory is a ca
 leave it only when it is really short.
 
 Note [Watched steps]: to keep a budget one must know what is alive and what comes next. A watched step sees every op
-(`watch.py`) and keeps the budget whatever the model does; that takes time per op. A model whose last watched steps
+(`op_watch.py`) and keeps the budget whatever the model does; that takes time per op. A model whose last watched steps
 fitted without moving anything runs unwatched: then only what is saved is counted, in the hooks. As long as such a step
 saves as many bytes as the step before it, tensor by tensor, it is taken to need what that needed. Where it does
 otherwise, the bytes saved plus the most that was ever alive beside them is the estimate that the budget is held

@@ -1,8 +1,8 @@
 """What a machine is to the planner: a compute device, its memory tiers, and the links between them.
 
-Enters: constants with a source (`presets.py`) or measurements (`detect.py`). Leaves: a frozen `Hardware`. The first
-tier is the device itself; every further tier is slower and larger, and a link joins each with the tier before it, in
-both directions.
+Enters: constants with a source (`presets.py`) or measurements (`calibrate/machine_speeds.py`). Leaves: a frozen
+`Hardware`. The first tier is the device itself; every further tier is slower and larger, and a link joins each with the
+tier before it, in both directions.
 """
 
 from __future__ import annotations

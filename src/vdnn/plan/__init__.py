@@ -1,8 +1,8 @@
 """The planner: a problem becomes a plan, and the plan is priced, checked, written down and read back.
 
-Nothing here imports torch. Read in this order: `problem.py` (what is asked), `actions.py` (what can be done), `plan.py`
-(the answer), `schedule.py` (the program it stands for), `simulate.py` (what that holds and takes), `validate.py`
-(whether it may), `strategies/` (who decides).
+Nothing here imports torch. Read in this order: `model/problem.py` (what is asked), `model/actions.py` (what can be
+done), `plan.py` (the answer), `judge/schedule.py` (the program it stands for), `judge/simulate.py` (what that holds and
+takes), `judge/validate.py` (whether it may), `strategies/` (who decides).
 """
 
 from vdnn.plan.document.serialize import save, to_json

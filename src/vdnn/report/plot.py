@@ -1,8 +1,8 @@
 """A curve of device bytes as a few lines of text.
 
-Enters: a `Curve` of `memory.py`. Leaves: lines that fit the width, readable without colour: each band has its own
-shade, the phases are bracketed below the axis, the peak has a mark. Feature maps are drawn with eighth blocks, so their
-edge is eight times finer than a line; the other bands round to half a line.
+Enters: a `Curve` of `memory_profile.py`. Leaves: lines that fit the width, readable without colour: each band has its
+own shade, the phases are bracketed below the axis, the peak has a mark. Feature maps are drawn with eighth blocks, so
+their edge is eight times finer than a line; the other bands round to half a line.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from vdnn.torch_private import OpOverload, is_non_overlapping_and_dense, without
 
 
 def op_name(node: fx.Node) -> str:
-    """`threshold_backward` for every overload of it; empty for what has no schema."""
+    """`threshold_backward` for every overload of it; empty for what has no schema, or is of another
+    library."""
     return base_name(node.target) if isinstance(node.target, OpOverload) else ""
 
 

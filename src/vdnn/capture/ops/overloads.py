@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from vdnn.known_ops import KNOWN_NAMESPACES
 from vdnn.torch_private import OpOverload, schema_of
 
 
@@ -20,5 +21,5 @@ def overloads(name: str) -> list[OpOverload]:
 
 
 def base_name(op: OpOverload) -> str:
-    """`threshold_backward` for every overload of it."""
-    return schema_of(op).name.split("::")[1]
+    """`threshold_backward` for every overload of it; empty for an op of another library, of which nothing is known."""
+    return schema_of(op).name.split("::")[1] if op.namespace in KNOWN_NAMESPACES else ""

@@ -17,13 +17,9 @@ import torch
 
 from vdnn.capture.ops.overloads import base_name, overload
 from vdnn.ir import Trait
-from vdnn.known_ops import KNOWN_OPS, known
+from vdnn.known_ops import KNOWN_NAMESPACES, KNOWN_OPS, known
 from vdnn.known_ops.known_op import Arguments, Needs
 from vdnn.torch_private import OpOverload, schema_of
-
-KNOWN_NAMESPACES = frozenset({"aten", "prims"})
-"""Namespaces whose schemas tell the truth about views, mutation and randomness, because PyTorch's own tests check
-them."""
 
 COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
 
@@ -37,8 +33,6 @@ WITHOUT_UPDATES: dict[Any, tuple[OpOverload, frozenset[str]]] = {
 
 def needs_of(op: OpOverload, arguments: Arguments) -> Needs:
     """What a call takes of its arguments. Arguments that are not listed need all values."""
-    if op.namespace not in KNOWN_NAMESPACES:
-        return {}
     needs = known(base_name(op).removesuffix("_")).needs  # in place an op takes what it takes otherwise
     return needs(arguments) if callable(needs) else needs
 
@@ -47,14 +41,14 @@ def traits_of(op: object) -> frozenset[Trait]:
     """What a rewrite must know of an op. Anything that is not an op with a schema has effects nobody declared."""
     if not isinstance(op, OpOverload):
         return frozenset({Trait.MUST_KEEP})
-    traits: set[Trait] = set()
+    traits = set(known(base_name(op)).traits)
     if op.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
     elif op.namespace not in KNOWN_NAMESPACES:
         traits.add(Trait.MUST_KEEP)
     if schema_of(op).is_mutable:
         traits.add(Trait.IN_PLACE)
-    elif op.is_view or (op.namespace == "aten" and Trait.VIEW in known(base_name(op)).traits):
+    elif op.is_view:
         traits.add(Trait.VIEW)
     if op in WITHOUT_UPDATES:
         traits.add(Trait.UPDATES)

@@ -15,8 +15,7 @@ from torch import fx
 
 from vdnn.capture.nodes import arguments_of, count_forward_outputs, is_getitem, is_tangent, tensors_of
 from vdnn.capture.ops.information import op_name
-from vdnn.capture.ops.traits import KNOWN_NAMESPACES
-from vdnn.known_ops import known
+from vdnn.known_ops import KNOWN_NAMESPACES, known
 from vdnn.known_ops.known_op import Fill, Linear, LinearIfPut
 from vdnn.torch_private import OpOverload
 

@@ -1,4 +1,4 @@
-"""What the integer program of `program.py` is written from, and what it believes of memory.
+"""What the integer program of `integer_program.py` is written from, and what it believes of memory.
 
 Enters: candidates and their units. Leaves: tables that every program of one problem shares, and the bytes of every
 moment under a choice per item, as the program sees them. What it does not see (the moment at which an encoder holds

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vdnn.ir import Graph, Op, Role, Trait
-from vdnn.known_ops import known
+from vdnn.known_ops import KNOWN_NAMESPACES, known
 from vdnn.known_ops.known_op import LayerKind
 
 _SHARED_BY_ALL = frozenset({Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE})  # says nothing about which layer reads
@@ -47,13 +47,19 @@ def layers(graph: Graph) -> tuple[Layer, ...]:
 
 
 def kind_of(op: Op) -> LayerKind:
-    return known(base_name(op)).layer
+    return known(name_in_table(op)).layer
 
 
 def base_name(op: Op) -> str:
     """`aten.max_pool2d_with_indices.default` as `max_pool2d_with_indices`; a name without dots as it is."""
     parts = op.target.split(".")
     return parts[1] if len(parts) > 1 else parts[0]
+
+
+def name_in_table(op: Op) -> str:
+    """The name under which something may be known of it: none for an op of another library."""
+    parts = op.target.split(".")
+    return "" if len(parts) > 2 and parts[0] not in KNOWN_NAMESPACES else base_name(op)
 
 
 def _first_map(graph: Graph, op: Op) -> int | None:

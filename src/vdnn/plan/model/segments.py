@@ -17,7 +17,7 @@ from vdnn.ir import Graph, Op, Role, Trait
 from vdnn.known_ops import known
 from vdnn.known_ops.known_op import Checkpoint
 from vdnn.plan.model.gaps import uses
-from vdnn.plan.model.layers import base_name
+from vdnn.plan.model.layers import name_in_table
 from vdnn.plan.model.replay import Replays
 from vdnn.plan.model.stashes import Stash, stashes
 
@@ -42,7 +42,7 @@ class Segment:
 
 
 def is_checkpoint(graph: Graph, op: Op) -> bool:
-    name = base_name(op)
+    name = name_in_table(op)
     if known(name).checkpoint is Checkpoint.ALWAYS or name in _LAYERS_OF_PAPERS:
         return True
     if known(name.removesuffix("_")).checkpoint is Checkpoint.OF_TWO_MAPS:

@@ -16,6 +16,7 @@ from vdnn.ir import NO_USE, Graph, Information, Need, Op, Read, Trait
 from vdnn.known_ops import known
 from vdnn.known_ops.known_op import Zeros
 from vdnn.plan.model.gaps import movable, uses
+from vdnn.plan.model.layers import name_in_table
 
 STATISTIC_RATIO = 8
 """A result this many times smaller than another of the same op stands beside it: the mean next to what was normalized.
@@ -114,7 +115,7 @@ def _writes_zeros(graph: Graph, op: Op, zeros: set[int]) -> bool:
 
 
 def _name(op: Op) -> str:
-    return op.target.split(".")[1] if op.target.count(".") > 1 else op.target
+    return name_in_table(op) if op.target.count(".") > 1 else op.target
 
 
 def with_maps(graph: Graph) -> set[int]:

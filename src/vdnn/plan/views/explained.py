@@ -1,8 +1,8 @@
 """A plan told instruction by instruction: what happens, how many bytes are on the device then, and why.
 
-Enters: a plan. Leaves: `Line`s in execution order, for `vdnn explain` and its JSON. The one idea: the program says what
-happens, the simulator what is there, the decisions why; nothing is made up here. `listing.py` tells the same plan
-storage by storage.
+Enters: a plan. Leaves: `ExplainedInstruction`s in execution order, for `vdnn explain` and its JSON. The one idea: the
+program says what happens, the simulator what is there, the decisions why; nothing is made up here. `listing.py` tells
+the same plan storage by storage.
 """
 
 from __future__ import annotations
