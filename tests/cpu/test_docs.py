@@ -27,7 +27,8 @@ from vdnn.cli.app import app, main
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")])
-PATH_ROOTS = (ROOT, ROOT / "src" / "vdnn")  # the tour says `capture/tidy/passes.py` for short
+PACKAGE = ROOT / "src" / "vdnn"
+PATH_ROOTS = (ROOT, PACKAGE)  # the tour says `capture/tidy/passes.py` for short
 
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
@@ -167,6 +168,18 @@ def test_the_links_of_a_document_lead_somewhere(document: Path) -> None:
 def test_the_paths_a_document_names_exist(document: Path) -> None:
     named = {code["code"] for code in _CODE.finditer(prose(document)) if _PATH.fullmatch(code["code"])}
     assert sorted(path for path in named if not exists(path)) == []
+
+
+@pytest.mark.parametrize("folder", sorted(path for path in PACKAGE.iterdir() if path.is_dir()), ids=lambda f: f.name)
+def test_the_paths_that_the_sources_of_a_folder_name_exist(folder: Path) -> None:
+    """Files stand from the package, or from the folder of the file that names them."""
+    missing = [
+        f"{source.relative_to(PACKAGE)}: {path}"
+        for source in sorted(folder.rglob("*.py"))
+        for path in sorted({code["code"] for code in _CODE.finditer(source.read_text())})
+        if _PATH.fullmatch(path) and not (exists(path) or any(source.parent.glob(path.rstrip("/"))))
+    ]
+    assert missing == []
 
 
 def exists(path: str) -> bool:

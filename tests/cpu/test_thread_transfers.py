@@ -26,6 +26,7 @@ from random_examples import examples
 from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
+from vdnn.options import Options
 from vdnn.runtime.open_transfers import open_transfers
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.tiers.host import HostStore
@@ -371,7 +372,8 @@ def test_a_process_killed_in_mid_copy_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_an_emulated_machine_opens_host_and_disk_bounded_and_makes_no_file_yet(tmp_path: Path) -> None:
-    transfers = open_transfers(emulated(host_nbytes=2000), host_budget=1000, disk_budget=5000, spill_dir=tmp_path)
+    bounded = Options(device=emulated(host_nbytes=2000), host_budget=1000, disk_budget=5000).hardware
+    transfers = open_transfers(bounded, spill_dir=tmp_path)
     assert isinstance(transfers, ThreadTransfers)
     bounds = {name: store.capacity_nbytes for name, store in transfers.stores.items()}
     assert bounds == {"host": 1000, "disk": 5000}

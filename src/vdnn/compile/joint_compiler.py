@@ -35,6 +35,7 @@ class JointCompiler:
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         step = TracedStep(joint, num_fwd_outputs, self.plain_inputs, self.session.next_name())
         forward, backward, self.executor = compile_step(step, self.session)
+        self.session.add(self.executor)
         return forward, backward
 
     def forward(self, gm: fx.GraphModule, example_inputs: Sequence[Any]) -> BoxedCall:

@@ -52,7 +52,6 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
     executor = executor_of(plan, halves, programs, session, exact_rerun=exact_rerun)
-    session.add(executor)
     return halves[0].module, halves[1].module, executor
 
 

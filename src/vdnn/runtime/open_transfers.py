@@ -1,7 +1,8 @@
 """The transfers a machine's plan runs on: a store for each tier beyond the device, and what carries bytes there.
 
-Enters: a `Hardware` and the user's bounds. Leaves: a `Transfers`. Worker threads where the device is RAM, streams where
-it is an accelerator's memory. Nothing is allocated and no file is made before the first copy.
+Enters: a `Hardware`, whose tiers are as large as the user allows. Leaves: a `Transfers`. Worker threads where the
+device is RAM, streams where it is an accelerator's memory. Nothing is allocated and no file is made before the first
+copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from vdnn.environment import disk_dir
 from vdnn.errors import InvalidInput
-from vdnn.hardware.device import Hardware
+from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import NAME as EMULATED
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.tiers.host import HostStore
@@ -26,33 +27,24 @@ from vdnn.runtime.transfers.threads import ThreadTransfers
 def open_transfers(
     hardware: Hardware,
     *,
-    host_budget: int | None = None,
-    disk_budget: int | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     device: torch.device | str = "cpu",
 ) -> Transfers:
-    """Stores for "host" and "disk" where the hardware has them, each bounded by its budget or else by the hardware.
-    `device` is where the model's tensors are."""
-    budgets = {"host": host_budget, "disk": disk_budget}
-    stores = {tier.name: _store(tier.name, budgets, hardware, spill_dir) for tier in hardware.tiers[1:]}
+    """A store for each of the hardware's slower tiers, as large as it is. `device` is where the model's tensors are."""
+    stores = {tier.name: _store(tier, hardware, spill_dir) for tier in hardware.tiers[1:]}
     if torch.device(device).type == "cpu":
         return ThreadTransfers(stores, throttle=_throttle(hardware))
-    host = stores.get("host", HostStore(host_budget))
+    host = stores.get("host", HostStore(None))
     assert isinstance(host, HostStore)
     return StreamTransfers(AcceleratorOps(), host, stores.get("disk"))
 
 
-def _store(
-    tier: str, budgets: dict[str, int | None], hardware: Hardware, spill_dir: str | os.PathLike[str] | None
-) -> Store:
-    if tier not in budgets:
-        raise InvalidInput(f"hardware {hardware.name!r} has a tier {tier!r}; the runtime has host and disk")
-    bound = _smaller(budgets[tier], hardware.tier(tier).nbytes)
-    return HostStore(bound) if tier == "host" else DiskStore(disk_dir() if spill_dir is None else spill_dir, bound)
-
-
-def _smaller(one: int | None, other: int | None) -> int | None:
-    return min((bound for bound in (one, other) if bound is not None), default=None)
+def _store(tier: Tier, hardware: Hardware, spill_dir: str | os.PathLike[str] | None) -> Store:
+    if tier.name == "host":
+        return HostStore(tier.nbytes)
+    if tier.name == "disk":
+        return DiskStore(disk_dir() if spill_dir is None else spill_dir, tier.nbytes)
+    raise InvalidInput(f"hardware {hardware.name!r} has a tier {tier.name!r}; the runtime has host and disk")
 
 
 def _throttle(hardware: Hardware) -> dict[str, float]:

@@ -4,7 +4,7 @@ Enters: candidates, one choice per item (0: keep, k: its k-th option), and the b
 Leaves: a plan. The one idea: choices say what, positions follow. What is recomputed asks for what it is made from; a
 source that is away returns at that moment instead of at its own next use, by whatever way was chosen for it, and stays;
 what lives no longer is made again just for that op. Copies linger and return early as far as memory allows
-(`strategies/offload_windows.py`), and what is free at an op then buys the fastest way of computing it.
+(`plan/strategies/offload_windows.py`), and what is free at an op then buys the fastest way of computing it.
 """
 
 from __future__ import annotations

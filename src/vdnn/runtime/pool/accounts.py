@@ -2,7 +2,7 @@
 
 Enters: changes of state, from any thread. Leaves: sums. A storage may die anywhere, also inside the garbage collector
 while these very sums are being read by the same thread; so a change is a note in a deque, whose append is atomic, and
-whoever looks reads the notes first (as in `tiers/ledger.py`).
+whoever looks reads the notes first (as in `runtime/tiers/ledger.py`).
 """
 
 from __future__ import annotations
