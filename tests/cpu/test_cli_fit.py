@@ -80,6 +80,7 @@ def test_the_batch_that_is_returned_fits_and_the_next_does_not() -> None:
         vdnn.plan(model, more, budget="1MiB", device="titan-x", strategy="keep-all")
 
 
+@pytest.mark.slow
 def test_moving_maps_lets_a_larger_batch_fit() -> None:
     kept, moved = (
         vdnn.fit(make_model, make_args, budget="1MiB", device="titan-x", strategy=strategy, smallest=256)
@@ -194,6 +195,7 @@ def test_the_deepest_vgg_grows_in_every_group(capsys: pytest.CaptureFixture[str]
     assert (record["largest"], record["name"], record["batch"]) == (1, "vgg21, 21 layers", 1)
 
 
+@pytest.mark.slow
 def test_the_deepest_resnet_grows_in_its_third_stage(capsys: pytest.CaptureFixture[str]) -> None:
     record = answer(
         capsys, "fit", "resnet-1-1-9-1", "--depth", "--batch", "1", "--image-size", "64", "--most", "2", *ON_TITAN_X

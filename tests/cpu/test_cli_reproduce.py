@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from larger import all_but_larger
 from vdnn.cli import main
 from vdnn.cli.captured_networks import problem_of, relu_densities
 from vdnn.cli.reproduce import PAPERS, reproduce
@@ -22,7 +23,7 @@ def record(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("paper", all_but_larger(FAST, PAPERS))
 def test_every_row_of_a_paper_has_its_certainty_in_words(paper: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = record(capsys, paper, "--quick")
     (only,) = found["papers"]

@@ -21,6 +21,7 @@ def digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return sys.modules[digits.__name__]
 
 
+@pytest.mark.slow
 def test_a_few_epochs_with_delayed_fp16_learn_more_than_guessing(digits: ModuleType) -> None:
     outcome = digits.train(digits.Method("delayed", "fp16"), digits.digits(seed=0, num_images=400), seed=0, epochs=4)
     assert outcome.accuracy > 0.3
@@ -43,6 +44,7 @@ def test_immediate_rounding_changes_the_loss_of_the_first_step(digits: ModuleTyp
     assert not torch.equal(exact, rounded)
 
 
+@pytest.mark.slow
 def test_delayed_fp8_brings_the_gradient_an_error_between_nothing_and_a_fifth(digits: ModuleType) -> None:
     outcome = digits.train(digits.Method("delayed", "fp8"), digits.digits(seed=0, num_images=200), seed=0, epochs=1)
     assert 0 < outcome.gradient_error < 0.2

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from exactness import with_shift
 from formed import graphs_of_forms, in_form, joint_of
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from vdnn.compile.forms import analysis as analyses
 from vdnn.compile.forms.parts_writer import bounds_of
@@ -174,7 +174,7 @@ def test_cross_entropy_as_sum_and_count_has_the_bits_of_the_mean(kind: str, shap
     args = (logits, torch.randint(4, shape), *[torch.tensor([0.3, 1.7, 0.9, 1.1])][: int(is_weighted)])
     with joint_of(lambda *args: F.cross_entropy(*args, **options), args) as joint:
         prepared = prepare(joint).joint
-    loss, *gradients = prepared(*(tensor.detach() for tensor in args), torch.ones(()))[0:2]
+    loss, *gradients = fx.Interpreter(prepared).run(*(tensor.detach() for tensor in args), torch.ones(()))[0:2]
     expected = F.cross_entropy(*args, **options)
     assert torch.equal(loss, expected)
     assert torch.equal(gradients[0], torch.autograd.grad(expected, logits)[0])

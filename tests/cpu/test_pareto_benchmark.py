@@ -163,6 +163,7 @@ def test_batch_normalization_makes_accumulation_another_computation(contenders: 
     assert kinds == {"resnet50": {False}, "vgg16": {True}}
 
 
+@pytest.mark.slow
 def test_a_round_measures_every_eager_contender_beside_eager(measuring: ModuleType) -> None:
     lineup = measuring.Lineup(("eager", "checkpoint", "accumulation"))
     entries = measuring.compare(models.load("resnet50", 4, small=True), lineup, rounds=2)
