@@ -167,7 +167,8 @@ CROSS_ENTROPIES: dict[str, tuple[bool, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("shape", [(64,), (3, 7, 9)], ids=["labels", "pixels"])
 @pytest.mark.parametrize("kind", CROSS_ENTROPIES)
-def test_cross_entropy_as_sum_and_count_has_the_bits_of_the_mean(kind: str, shape: tuple[int, ...]) -> None:
+def test_cross_entropy_as_sum_and_count_is_the_mean(kind: str, shape: tuple[int, ...]) -> None:
+    """To the bit where targets are counted; weights are added up in another order than the kernel does."""
     is_weighted, options = CROSS_ENTROPIES[kind]
     torch.manual_seed(0)
     logits = torch.randn(shape[0], 4, *shape[1:], requires_grad=True)
@@ -176,5 +177,6 @@ def test_cross_entropy_as_sum_and_count_has_the_bits_of_the_mean(kind: str, shap
         prepared = prepare(joint).joint
     loss, *gradients = fx.Interpreter(prepared).run(*(tensor.detach() for tensor in args), torch.ones(()))[0:2]
     expected = F.cross_entropy(*args, **options)
-    assert torch.equal(loss, expected)
-    assert torch.equal(gradients[0], torch.autograd.grad(expected, logits)[0])
+    pairs = ((loss, expected.detach()), (gradients[0], torch.autograd.grad(expected, logits)[0]))
+    assert not is_weighted or all(torch.allclose(found, wanted, rtol=1e-6, atol=1e-9) for found, wanted in pairs)
+    assert is_weighted or all(torch.equal(found, wanted) for found, wanted in pairs)
