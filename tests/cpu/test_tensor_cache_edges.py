@@ -201,3 +201,18 @@ def test_a_parameter_changed_between_forward_and_backward_is_noticed_in_a_routin
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
     assert cache.findings.num_watched == 2
+
+
+def test_a_wrapper_that_torch_func_left_behind_counts_nothing() -> None:
+    left: list[torch.Tensor] = []
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        left.append(x)
+        return x.square().sum()
+
+    torch.func.grad(loss)(torch.ones(4))
+    with pytest.raises(NotImplementedError):
+        left[0].untyped_storage()
+    live = LiveBytes("cpu")
+    live.count_everything()
+    assert live.count(left[0]) == 0

@@ -78,7 +78,10 @@ class LiveBytes:
         """The bytes that this tensor adds: none if its storage is known."""
         if tensor.device.type != self.device_type:
             return 0
-        storage = tensor.untyped_storage()
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # a wrapper that torch.func left behind: what it wraps is counted itself
+            return 0
         key = storage_id(storage)
         with self._lock:
             if key in self._alive:
