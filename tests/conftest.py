@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+import random_examples  # noqa: F401 - registers the profiles that --hypothesis-profile names
 from vdnn.environment import CACHE_DIR
 
 
