@@ -141,24 +141,36 @@ class _Lossy(Sparse):
 
 
 class SparseFp16(_Lossy):
+    """A bit mask, and values rounded to fp16."""
+
     format = "fp16"
 
 
 class CsrFp16(SparseCsr, _Lossy):
+    """Rows of columns, and values rounded to fp16."""
+
     format = "fp16"
 
 
 class SparseBf16(_Lossy):
+    """A bit mask, and values rounded to bf16."""
+
     format = "bf16"
 
 
 class SparseFp10(_Lossy):
+    """A bit mask, and values rounded to fp10."""
+
     format = "fp10"
 
 
 class SparseFp8(_Lossy):
+    """A bit mask, and values rounded to fp8."""
+
     format = "fp8"
 
 
 class CsrFp8(SparseCsr, _Lossy):
+    """Rows of columns, and values rounded to fp8."""
+
     format = "fp8"
