@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,11 @@ def test_models_and_caches_of_one_process_share_their_transfers() -> None:
     shared = shared_runtime().transfers(DISK)
     assert session_of(one).transfers() is session_of(other).transfers() is shared
     assert session_of(vdnn.virtualize(ConvNet(), device=DISK, disk_budget="1GiB")).transfers() is not shared
+
+
+def test_a_machine_whose_links_are_priced_anew_keeps_its_transfers(runtime: Runtime) -> None:
+    slower = replace(DISK, links=tuple(replace(link, bandwidth_bytes_per_s=1.0) for link in DISK.links))
+    assert runtime.transfers(slower) is runtime.transfers(DISK)
 
 
 def test_those_who_share_keep_to_one_bound(runtime: Runtime) -> None:

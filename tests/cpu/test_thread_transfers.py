@@ -26,6 +26,7 @@ from random_examples import examples
 from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
+from vdnn.hardware.observed_links import observed_since
 from vdnn.options import Options
 from vdnn.runtime.open_transfers import open_transfers
 from vdnn.runtime.tiers.disk import DiskStore
@@ -287,6 +288,34 @@ def test_copies_in_and_out_run_side_by_side() -> None:
     throttled.wait_fetched(first)
     assert 0.4 <= time.perf_counter() - begin < 0.79
     throttled.close()
+
+
+def test_copies_are_timed_per_link_and_a_link_that_becomes_slow_shows_in_the_next_copies() -> None:
+    transfers = ThreadTransfers({"host": HostStore(pin=False)})
+    ticket = transfers.send(random_bytes(1000), "host")
+    bring_back(transfers, ticket, 1000)
+    before = transfers.observed_links()
+    assert [(link.tier, link.is_back, link.num_copies, link.nbytes) for link in before] == [
+        ("host", False, 1, 1000),
+        ("host", True, 1, 1000),
+    ]
+    transfers.throttle["host"] = 20_000.0
+    bring_back(transfers, ticket, 1000)
+    out, back = observed_since(transfers.observed_links(), before)
+    assert (out.num_copies, back.num_copies, back.nbytes) == (0, 1, 1000)
+    assert 0.05 <= back.busy_s < 1
+    assert back.bytes_per_s is not None
+    assert back.bytes_per_s <= 20_000
+    transfers.close()
+
+
+def test_a_copy_that_fails_is_not_among_the_timed_ones(
+    transfers: ThreadTransfers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "pwritev", fail_with(errno.EIO))
+    with pytest.raises(TierFailed):
+        transfers.wait_sent(transfers.send(random_bytes(MiB), "disk"))
+    assert all(link.num_copies == 0 for link in transfers.observed_links())
 
 
 def test_closing_finishes_what_is_in_flight_and_may_be_repeated(tmp_path: Path) -> None:

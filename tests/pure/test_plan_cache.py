@@ -19,6 +19,7 @@ from pure import graphs
 from vdnn.cost.table import OpCost
 from vdnn.environment import PLAN_CACHE
 from vdnn.hardware.device import Hardware
+from vdnn.hardware.observed_links import OBSERVED
 from vdnn.ir import Graph, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.plan import Plan, Problem, solve
 from vdnn.plan.files import plan_cache
@@ -121,6 +122,13 @@ def test_measured_speeds_may_differ(cache: PlanCache) -> None:
 def test_measured_on_other_threads_or_another_disk_is_another_machine(cache: PlanCache) -> None:
     stored(cache, problem(sources=MEASURED))
     assert cache.lookup(problem(sources=(("device->host", "measured: another copy"),)), "offload") is None
+
+
+def test_speeds_that_training_has_shown_to_be_others_ask_for_another_plan(cache: PlanCache) -> None:
+    shown = (("device->host", OBSERVED),)
+    stored(cache, problem(bandwidth=100.0, sources=shown))
+    assert cache.lookup(problem(bandwidth=103.0, sources=shown), "offload") is not None
+    assert cache.lookup(problem(bandwidth=50.0, sources=shown), "offload") is None
 
 
 def test_a_plan_in_a_place_that_others_own_is_found(cache: PlanCache, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from vdnn.errors import InvalidInput, Unsupported
+from vdnn.hardware.observed_links import ObservedLink
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
 from vdnn.plan.shared.workspaces import inexact_ops
@@ -36,6 +37,10 @@ class Session:
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
         return shared_runtime().transfers(self.options.hardware, self.options.spill_dir)
+
+    def observed_links(self) -> tuple[ObservedLink, ...]:
+        """What copies over each link took so far, this model's and those of others that share its tiers."""
+        return self.transfers().observed_links()
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)

@@ -33,7 +33,7 @@ def open_transfers(
     """A store for each of the hardware's slower tiers, as large as it is. `device` is where the model's tensors are."""
     stores = {tier.name: _store(tier, hardware, spill_dir) for tier in hardware.tiers[1:]}
     if torch.device(device).type == "cpu":
-        return ThreadTransfers(stores, throttle=_throttle(hardware))
+        return ThreadTransfers(stores, throttle=throttle_of(hardware))
     host = stores.get("host", HostStore(None))
     assert isinstance(host, HostStore)
     return StreamTransfers(AcceleratorOps(), host, stores.get("disk"))
@@ -47,7 +47,7 @@ def _store(tier: Tier, hardware: Hardware, spill_dir: str | os.PathLike[str] | N
     raise InvalidInput(f"hardware {hardware.name!r} has a tier {tier.name!r}; the runtime has host and disk")
 
 
-def _throttle(hardware: Hardware) -> dict[str, float]:
+def throttle_of(hardware: Hardware) -> dict[str, float]:
     """An emulated machine is slowed down to its links; a real one is as fast as it is."""
     if hardware.name != EMULATED:
         return {}

@@ -18,15 +18,31 @@ import atexit
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from vdnn.hardware.device import Hardware
+from vdnn.hardware.device import Hardware, Tier
 from vdnn.runtime.handles import Handles
-from vdnn.runtime.open_transfers import open_transfers
+from vdnn.runtime.open_transfers import open_transfers, throttle_of
 from vdnn.runtime.phantom import PhantomMemory
 from vdnn.runtime.transfers.interface import Transfers
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTiers:
+    """What those who share transfers have in common. How fast a link is believed to be is not among it: a plan that is
+    made again with other speeds runs on the same tiers."""
+
+    tiers: tuple[Tier, ...]
+    throttle: tuple[tuple[str, float], ...]
+    spill_dir: str | None
+    device: str
+
+    @classmethod
+    def of(cls, hardware: Hardware, spill_dir: str | None, device: torch.device | str) -> AskedTiers:
+        return cls(hardware.tiers[1:], tuple(throttle_of(hardware).items()), spill_dir, str(device))
 
 
 class Runtime:
@@ -45,15 +61,15 @@ class Runtime:
         self.machines_looked_at: set[str] = set()
         """Machines whose speeds were measured in a busy moment, and for which a quiet one has been looked for."""
 
-        self._transfers: dict[tuple[Hardware, str | None, str], Transfers] = {}
-        self._of_parent: list[dict[tuple[Hardware, str | None, str], Transfers]] = []
+        self._transfers: dict[AskedTiers, Transfers] = {}
+        self._of_parent: list[dict[AskedTiers, Transfers]] = []
         self._lock = threading.Lock()
 
     def transfers(
         self, hardware: Hardware, spill_dir: str | None = None, device: torch.device | str = "cpu"
     ) -> Transfers:
         """What moves storages between `device` and the slower tiers: opened at the first request, then shared."""
-        asked = (hardware, spill_dir, str(device))
+        asked = AskedTiers.of(hardware, spill_dir, device)
         found = self._transfers.get(asked)
         if found is not None:
             return found

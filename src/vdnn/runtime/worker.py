@@ -21,6 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from vdnn.errors import TierFailed, TierFull
+from vdnn.hardware.observed_links import ObservedLink
 
 log = logging.getLogger(__name__)
 
@@ -190,6 +191,26 @@ def _fail_rest(jobs: SimpleQueue[Job | None]) -> None:
             return
         if job is not None:
             job.fail(Failure(TierFailed, f"{job.name} failed: the worker thread that copies has died."))
+
+
+class CopyMeter:
+    """The copies of one worker: how many, of how many bytes, for how long. Only its worker writes."""
+
+    def __init__(self, tier: str, *, is_back: bool) -> None:
+        self._observed = ObservedLink(tier, is_back)
+
+    @property
+    def observed(self) -> ObservedLink:
+        return self._observed
+
+    def time(self, action: Callable[[], None], nbytes: int) -> None:
+        """Run a copy and count it; one that fails is not counted."""
+        begin = time.perf_counter()
+        action()
+        before, busy_s = self._observed, time.perf_counter() - begin
+        self._observed = ObservedLink(
+            before.tier, before.is_back, before.num_copies + 1, before.nbytes + nbytes, before.busy_s + busy_s
+        )
 
 
 def paced(action: Callable[[], None], seconds: float) -> None:

@@ -22,11 +22,13 @@ import zlib
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
+from math import log2
 from pathlib import Path
 from typing import Any
 
 from vdnn.environment import cache_dir, remembers_plans
 from vdnn.hardware.device import Hardware
+from vdnn.hardware.observed_links import OBSERVED
 from vdnn.plan.document.serialize import decision_from_json, decision_to_json, hardware_to_json
 from vdnn.plan.document.versions import made_with
 from vdnn.plan.files.digest import graph_digest
@@ -106,9 +108,13 @@ def plan_key(problem: Problem, strategy: str) -> str:
 
 
 def _described_links(hardware: Hardware) -> list[Any]:
-    """Links as somebody wrote them down: what was measured differs from process to process."""
+    """Links as somebody wrote them down: what was measured differs from process to process. Those that training has
+    shown to be others count roughly: they are why a plan is made again."""
     is_measured = any(source.startswith("measured") for _, source in hardware.sources)
-    return [] if is_measured else [[link.name, link.bandwidth_bytes_per_s, link.latency_s] for link in hardware.links]
+    if not is_measured:
+        return [[link.name, link.bandwidth_bytes_per_s, link.latency_s] for link in hardware.links]
+    shown = {name for name, source in hardware.sources if source == OBSERVED}
+    return [[link.name, round(4 * log2(link.bandwidth_bytes_per_s))] for link in hardware.links if link.name in shown]
 
 
 def _magnitude(nbytes: int | None) -> int | None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from vdnn.hardware.observed_links import ObservedLink
 from vdnn.runtime.pool.accounts import Accounts
 
 Ticket = Any
@@ -44,6 +45,11 @@ class Transfers(Protocol):
 
     def wait_fetched(self, ticket: Ticket) -> None:
         """Return when `target` may be read, and let go of it. Raises what went wrong."""
+        ...
+
+    def observed_links(self) -> tuple[ObservedLink, ...]:
+        """What the copies took so far: out and back for each tier whose copies are timed. Two of these subtracted
+        (`observed_since`) are the copies in between."""
         ...
 
     def close(self, *, finish: bool = True) -> None:

@@ -19,15 +19,17 @@ The disk lies behind the host: worker threads carry bytes on from page-locked me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from vdnn.errors import TierFull
+from vdnn.hardware.observed_links import ObservedLink
 from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.host import HostPlace, HostStore
 from vdnn.runtime.tiers.store import Place, Store
 from vdnn.runtime.transfers.stream_ops import StreamEvent, StreamOps
-from vdnn.runtime.worker import Job, Worker
+from vdnn.runtime.worker import CopyMeter, Job, Worker
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import GiB, format_nbytes
 
@@ -72,6 +74,7 @@ class StreamTransfers:
         self._host, self._disk = host, disk
         self._out, self._in = ops.new_stream(), ops.new_stream()
         self._to_disk, self._from_disk = Worker("vdnn-to-disk"), Worker("vdnn-from-disk")
+        self._meter_out, self._meter_in = CopyMeter("disk", is_back=False), CopyMeter("disk", is_back=True)
         self._transit_nbytes = 0
 
     def send(self, source: torch.Tensor, tier: str) -> StreamTicket:
@@ -101,6 +104,10 @@ class StreamTransfers:
             self._copy_in(ticket, [self._finish_reading(ticket.place)])
         self._ops.wait(self._ops.current_stream(), ticket.fetched)
         ticket.target = None
+
+    def observed_links(self) -> tuple[ObservedLink, ...]:
+        """The disk's alone: what streams copy is timed by nobody here."""
+        return () if self._disk is None else (self._meter_out.observed, self._meter_in.observed)
 
     def close(self, *, finish: bool = True) -> None:
         self._to_disk.stop(finish=finish)
@@ -139,7 +146,7 @@ class StreamTransfers:
 
         def write() -> None:
             self._ops.synchronize(sent)
-            place.write(transit)
+            self._meter_out.time(partial(place.write, transit), place.nbytes)
 
         written = Job(f"copying {format_nbytes(place.nbytes)} to the {self._disk.name} tier", write)
         self._to_disk.submit(written)
@@ -148,7 +155,8 @@ class StreamTransfers:
     def _start_reading(self, hop: DiskHop, nbytes: int) -> None:
         place, transit = hop.place, self._new_transit(nbytes)
         name = f"copying {format_nbytes(nbytes)} from {' and '.join(self.stores)}"
-        hop.transit, hop.read = transit, Job(name, lambda: place.read(transit), after=hop.written)
+        read = partial(self._meter_in.time, partial(place.read, transit), nbytes)
+        hop.transit, hop.read = transit, Job(name, read, after=hop.written)
         self._from_disk.submit(hop.read)
 
     def _finish_reading(self, hop: DiskHop) -> torch.Tensor:

@@ -14,9 +14,10 @@ from functools import partial
 import torch
 
 from vdnn.errors import TierFailed, TierFull
+from vdnn.hardware.observed_links import ObservedLink
 from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.store import Place, Store
-from vdnn.runtime.worker import Job, Worker, paced
+from vdnn.runtime.worker import CopyMeter, Job, Worker, paced
 from vdnn.units import format_nbytes
 
 
@@ -33,14 +34,17 @@ class ThreadTicket:
 
 
 class ThreadTransfers:
-    """`throttle` gives tiers a bandwidth in bytes per second, in each direction, that copies do not exceed."""
+    """`throttle` gives tiers a bandwidth in bytes per second, in each direction, that copies do not exceed. It may be
+    changed at any time, and holds for the copies that begin later."""
 
     def __init__(self, stores: Mapping[str, Store], *, throttle: Mapping[str, float] | None = None) -> None:
         self.stores = dict(stores)
         self.accounts = Accounts()
-        self._throttle = dict(throttle or {})
+        self.throttle = dict(throttle or {})
         self._out = {tier: Worker(f"vdnn-to-{tier}") for tier in stores}
         self._in = {tier: Worker(f"vdnn-from-{tier}") for tier in stores}
+        self._meter_out = {tier: CopyMeter(tier, is_back=False) for tier in stores}
+        self._meter_in = {tier: CopyMeter(tier, is_back=True) for tier in stores}
         self._process = os.getpid()
         self._is_closed = False
 
@@ -48,7 +52,7 @@ class ThreadTransfers:
         self._check_usable()
         place = self._reserve(tier, source.numel())
         name = f"copying {format_nbytes(place.nbytes)} to the {tier} tier"
-        job = Job(name, self._paced(partial(place.write, source), tier, place.nbytes), held=source)
+        job = Job(name, self._timed(partial(place.write, source), place.nbytes, self._meter_out[tier]), held=source)
         self._out[tier].submit(job)
         return ThreadTicket(tier, place, job)
 
@@ -60,14 +64,17 @@ class ThreadTransfers:
         self._check_usable()
         place, tier = ticket.place, ticket.tier
         name = f"copying {format_nbytes(place.nbytes)} from the {tier} tier"
-        action = self._paced(partial(place.read, target), tier, place.nbytes)
-        ticket.fetched = Job(name, action, held=target, after=ticket.sent)
+        copy = self._timed(partial(place.read, target), place.nbytes, self._meter_in[tier])
+        ticket.fetched = Job(name, copy, held=target, after=ticket.sent)
         self._in[tier].submit(ticket.fetched)
 
     def wait_fetched(self, ticket: ThreadTicket) -> None:
         self._check_process()
         assert ticket.fetched is not None, "a ticket has to be fetched before it is waited for"
         ticket.fetched.wait()
+
+    def observed_links(self) -> tuple[ObservedLink, ...]:
+        return tuple(meter.observed for meter in (*self._meter_out.values(), *self._meter_in.values()))
 
     def close(self, *, finish: bool = True) -> None:
         if self._is_closed:
@@ -89,9 +96,8 @@ class ThreadTransfers:
             self._in[tier].drain()
             return self.stores[tier].reserve(nbytes)
 
-    def _paced(self, action: partial[None], tier: str, nbytes: int) -> partial[None]:
-        bandwidth = self._throttle.get(tier)
-        return action if bandwidth is None else partial(paced, action, nbytes / bandwidth)
+    def _timed(self, copy: partial[None], nbytes: int, meter: CopyMeter) -> partial[None]:
+        return partial(meter.time, partial(_throttled, copy, nbytes, meter.observed.tier, self.throttle), nbytes)
 
     def _check_usable(self) -> None:
         self._check_process()
@@ -105,3 +111,9 @@ class ThreadTransfers:
                 f"transfers to and from {', '.join(self.stores)} belong to process {self._process} and this is"
                 f" {os.getpid()}, forked from it. Build the model in the process that trains it."
             )
+
+
+def _throttled(copy: partial[None], nbytes: int, tier: str, throttle: Mapping[str, float]) -> None:
+    """On a worker, as fast as the throttle allows when the copy begins."""
+    bandwidth = throttle.get(tier)
+    return copy() if bandwidth is None else paced(copy, nbytes / bandwidth)
