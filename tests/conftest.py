@@ -15,15 +15,16 @@ import random_examples  # noqa: F401 - registers the profiles that --hypothesis-
 from vdnn.environment import CACHE_DIR
 
 
-def pytest_collection_finish() -> None:
-    """What imports have made stays to the end, and there are millions of it: nobody who collects garbage or looks for
-    tensors needs to go through it again and again."""
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_garbage() -> None:
+    """What imports and the files before this one have made stays, and there are millions of it: nobody who collects
+    garbage or looks for tensors goes through it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from importlib import import_module
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -270,6 +271,14 @@ def guarding_hooks() -> AbstractContextManager[Any]:
     from torch._dynamo import config as dynamo_config
 
     return dynamo_config.patch(skip_nnmodule_hook_guards=False)
+
+
+def forget_captures(code: CodeType) -> None:
+    """Let go of all that Dynamo captured for a function that is gone: it holds the function's code for good, and with
+    it every graph. Public `torch.compiler.reset` forgets everybody's."""
+    from torch._dynamo import reset_code
+
+    reset_code(code)
 
 
 # Releases

@@ -336,7 +336,7 @@ def test_the_cache_works_inside_other_hooks(tight: TensorCache) -> None:
 
 @pytest.mark.filterwarnings("ignore:the tensor cache cannot stay within")
 def test_several_threads_share_one_cache() -> None:
-    cache, alone = cache_of(1_500_000, over_budget="warn"), model().eval()
+    cache, alone = cache_of(700_000, over_budget="warn"), model().eval()
     alone(batch()).backward()
     nets = [model().eval() for _ in range(3)]
 

@@ -68,6 +68,7 @@ HELD = {
     "torch._C._autograd": """_disable_profiler_legacy _enable_profiler_legacy _get_current_graph_task_keep_graph
         _top_saved_tensors_default_hooks""",
     "torch._C._profiler": "ProfilerConfig ProfilerState _ExperimentalConfig",
+    "torch._dynamo": "reset_code",
     "torch._dynamo.config": "patch skip_nnmodule_hook_guards",
     "torch._functorch.config": "patch backward_pass_autocast",
     "torch.autograd": "_profiler_enabled",

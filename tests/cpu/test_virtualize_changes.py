@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,6 +55,21 @@ def test_a_stream_of_new_shapes_is_refused_with_the_way_out(front_end: str, monk
     with pytest.raises(Unsupported, match=r"Linear was captured 3 times.*Pad batches to a few sizes"):
         backward(virtual, rows(9))
     backward(virtual, rows(2))
+
+
+def test_a_model_that_is_gone_takes_its_captures_along() -> None:
+    """Dynamo would keep them for as long as the process lives. A backward that is still to come has what it needs."""
+    virtual, x = virtualize(nn.Linear(4, 4)), rows().requires_grad_()
+    loss = virtual(x).sum()
+    executor = weakref.ref(*executors(virtual))
+    del virtual
+    gc.collect()
+    loss.backward()
+    del loss
+    for _ in range(2):  # the model, then what Dynamo held for it
+        gc.collect()
+    assert executor() is None
+    assert x.grad is not None
 
 
 def test_more_shapes_than_dynamos_own_limit_are_all_captured() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -27,6 +28,7 @@ from vdnn.torch_private import (
     BackendCompilerFailed,
     TorchDynamoException,
     aot_autograd,
+    forget_captures,
     guarding_hooks,
     tree_leaves,
 )
@@ -76,15 +78,21 @@ class JustInTime:
     """Runs a callable through Dynamo with vdnn as its backend."""
 
     def __init__(self, plain: Callable[..., Any], session: Session, *, fullgraph: bool) -> None:
+        weakly = weakref.ref(session)  # Dynamo keeps every backend it was given for as long as the process lives
+
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+            session = weakly()
+            assert session is not None, "Dynamo calls the backend of a model that is gone"
             return compile_dynamo_graph(graph, inputs, session)
 
         self._session, self._fullgraph, self._has_warned = session, fullgraph, False
         compile_with_limits: Any = (
             torch.compile
         )  # its overloads do not know the last two arguments, its implementation does
+        call = _inlined(plain)
+        weakref.finalize(self, forget_captures, call.__code__).atexit = False
         self._compiled = compile_with_limits(
-            _inlined(plain),
+            call,
             backend=backend,
             dynamic=False,
             fullgraph=fullgraph,
