@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, Unpack, cast
 
@@ -30,7 +31,8 @@ from vdnn.hardware.device import Hardware
 from vdnn.options import Options, PlanOptions, RunOptions, TierOptions, check_names
 from vdnn.plan.plan import Plan
 from vdnn.report.record import Report
-from vdnn.runtime.runtime import shared_runtime
+from vdnn.runtime.open_transfers import AskedTiers
+from vdnn.runtime.runtime import SharedTiers, shared_runtime
 from vdnn.torch_private import compiled_call, plain_call, set_compiled_call
 from vdnn.units import parse_nbytes
 
@@ -87,6 +89,7 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
         run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), session)
         run.prepare(*check_sample(sample, {}))
     set_compiled_call(virtual, functools.partial(_call, run, plain))
+    weakref.finalize(run, session.end).atexit = False
     shared_runtime().sessions[virtual] = session
     return cast(Model, virtual)
 
@@ -158,7 +161,7 @@ def tensor_cache(
     return TensorCache(
         parse_nbytes(budget),
         tiers,
-        functools.partial(shared_runtime().transfers, hardware, options.get("spill_dir"), accelerator or "cpu"),
+        SharedTiers(shared_runtime(), AskedTiers.of(hardware, options.get("spill_dir"), accelerator or "cpu")),
         policy=policy,
         encode=encode,
         over_budget=over_budget,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
+import resource
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +91,26 @@ def test_bytes_come_back_into_any_alignment_and_touch_nothing_else(
     assert torch.equal(arena, expected)
 
 
-def test_a_place_in_several_pieces_comes_back_whole(tmp_path: Path) -> None:
-    store = DiskStore(tmp_path, 64 * PAGE)
-    places = [store.reserve(1) for _ in range(40)]
-    del places[::2]
-    source, target = random_bytes(44 * PAGE), torch.zeros(44 * PAGE, dtype=torch.uint8)
-    place = store.reserve(source.numel())
-    assert len(place._lease.extents) > 1
-    place.write(source)
-    place.read(target)
+@contextmanager
+def files_limited_to(nbytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_place_in_several_pieces_comes_back_whole(store: DiskStore) -> None:
+    """Where the file cannot grow, free bytes that are scattered serve."""
+    with files_limited_to(64 * PAGE):
+        places = [store.reserve(1) for _ in range(40)]
+        del places[::2]
+        source, target = random_bytes(43 * PAGE), torch.zeros(43 * PAGE, dtype=torch.uint8)
+        place = store.reserve(source.numel())
+        assert len(place._lease.extents) > 1
+        place.write(source)
+        place.read(target)
     assert torch.equal(source, target)
 
 
@@ -157,19 +171,81 @@ def test_a_directory_without_permission_is_refused_at_once(tmp_path: Path) -> No
 
 def test_a_disk_that_is_too_small_is_full_before_anything_is_written(small_disk: Path) -> None:
     store = DiskStore(small_disk)
-    with pytest.raises(TierFull, match=r"the disk tier has no room for 2\.00 MiB: .*small' has .* free"):
+    words = r"setting aside 2\.00 MiB for the disk tier in .*small' failed: No space left on device, .* are free"
+    with pytest.raises(TierFull, match=words):
         store.reserve(2 * MiB)
 
 
-def test_a_disk_that_others_fill_is_full_in_words_and_works_again_when_they_leave(small_disk: Path) -> None:
+def test_room_that_was_set_aside_is_there_when_others_fill_the_disk(small_disk: Path) -> None:
     store = DiskStore(small_disk)
-    place = store.reserve(300_000)
+    place, source, target = store.reserve(300_000), random_bytes(300_000), torch.zeros(300_000, dtype=torch.uint8)
     other = small_disk / "other"
-    other.write_bytes(bytes(900_000))
-    with pytest.raises(TierFull, match=r"writing .* to the disk tier .* failed: .*Free some space"):
-        place.write(random_bytes(300_000))
+    with suppress(OSError):
+        other.write_bytes(bytes(2 * MiB))
+    assert shutil.disk_usage(small_disk).free == 0
+    place.write(source)
+    place.read(target)
+    assert torch.equal(source, target)
+    with pytest.raises(TierFull, match=r"No space left on device, 0 B are free\. Free some space"):
+        store.reserve(300_000)
     other.unlink()
     assert round_trip(store, 300_000)
+
+
+def test_what_is_promised_is_set_aside_at_once_and_counts_for_others(small_disk: Path) -> None:
+    one, other = DiskStore(small_disk), DiskStore(small_disk)
+    assert one.promisable_nbytes == MiB
+    promise = one.promise([100_000] * 4)
+    assert promise.padded_nbytes == 4 * (100_000 // PAGE + 2) * PAGE
+    assert one.promisable_nbytes == other.promisable_nbytes == MiB - promise.padded_nbytes
+    with pytest.raises(TierFull, match="setting aside"):
+        other.promise([700_000])
+    other.close()
+    places = [one.reserve(100_000) for _ in range(4)]
+    assert one.promisable_nbytes == MiB - promise.padded_nbytes
+    del promise, places
+    assert one.promisable_nbytes == MiB
+
+
+def test_promises_together_keep_to_the_budget(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path, 1000)
+    promise = store.promise([300, 300])
+    with pytest.raises(TierFull, match=r"no room for 500 B: 600 B of its 1000 B are promised to other plans.*Raise"):
+        store.promise([500])
+    assert store.promisable_nbytes == 400
+    del promise
+    assert store.promise([500]).nbytes == 500
+
+
+def test_a_file_system_that_sets_nothing_aside_works_and_the_log_says_so_once(
+    disk_without_direct_io: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = DiskStore(disk_without_direct_io)
+    promise = store.promise([20_000])
+    assert round_trip(store, 20_000)
+    assert round_trip(store, 50_000)
+    assert [record.levelno for record in caplog.records if "no fallocate" in record.message] == [logging.WARNING]
+    assert store.promisable_nbytes is None
+    del promise
+
+
+def test_a_limit_on_the_size_of_files_is_said_by_its_name(store: DiskStore) -> None:
+    with files_limited_to(64 * PAGE):
+        words = r"larger than 256\.00 KiB \(RLIMIT_FSIZE\).*ulimit -f.*disk_budget below"
+        with pytest.raises(TierFull, match=words):
+            store.promise([MiB])
+        with pytest.raises(TierFull, match=words):
+            store.reserve(MiB)
+        assert store.promisable_nbytes == 64 * PAGE
+        assert round_trip(store, 63 * PAGE)
+    assert round_trip(store, MiB)
+
+
+def test_a_limit_that_comes_later_is_said_by_the_write(tmp_path: Path) -> None:
+    store = DiskStore(tmp_path)
+    place = store.reserve(2 * MiB)
+    with files_limited_to(MiB), pytest.raises(TierFull, match=r"writing .* failed: .*RLIMIT_FSIZE"):
+        place.write(random_bytes(2 * MiB))
 
 
 def test_a_file_system_without_direct_io_works_and_the_log_says_so_once(
@@ -207,13 +283,38 @@ def test_an_input_output_error_names_tier_bytes_and_the_system_s_words(
 
 
 @pytest.mark.parametrize("call", ["pwritev", "preadv"])
-def test_a_short_move_is_a_failure_with_both_numbers(
-    store: DiskStore, monkeypatch: pytest.MonkeyPatch, call: str
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_a_move_that_stops_half_way_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, is_direct: bool
 ) -> None:
-    whole = getattr(os, call)
-    monkeypatch.setattr(os, call, lambda fd, buffers, offset: whole(fd, buffers, offset) - 512)
-    with pytest.raises(TierFailed, match=r"only \d+ of \d+ bytes were moved"):
-        round_trip(store)
+    """The contrivance: each call moves at most five pages and a bit, in however many buffers."""
+    whole, num_calls = getattr(os, call), 0
+
+    def short(fd: int, buffers: Any, offset: int) -> int:
+        nonlocal num_calls
+        num_calls += 1
+        left, taken = 5 * PAGE + 512, []
+        for buffer in buffers:
+            size = min(left, len(buffer))
+            taken += [(ctypes.c_char * size).from_buffer(buffer)] if size else []
+            left -= size
+        return whole(fd, taken, offset)
+
+    if not is_direct:
+        monkeypatch.setattr(disk_file, "direct_flag", lambda: 0)
+    monkeypatch.setattr(os, call, short)
+    assert round_trip(DiskStore(tmp_path), 20 * PAGE + 100)
+    assert num_calls >= 4
+
+
+def test_a_file_that_ends_too_soon_is_a_failure_with_all_numbers(store: DiskStore) -> None:
+    place = store.reserve(10 * PAGE)
+    place.write(random_bytes(10 * PAGE))
+    assert store._file is not None
+    os.ftruncate(store._file._descriptor, 3 * PAGE + 100)
+    words = r"reading .* failed: only 12288 of \d+ bytes were moved: the file ends at byte 12388"
+    with pytest.raises(TierFailed, match=words):
+        place.read(torch.empty(10 * PAGE, dtype=torch.uint8))
 
 
 def test_half_of_a_large_tensor_that_fails_in_the_second_thread_fails_the_whole(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import textwrap
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,6 +23,8 @@ from vdnn.api import session_of
 from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.emulated import emulated
 from vdnn.runtime.runtime import Runtime, shared_runtime
+from vdnn.runtime.transfers.threads import ThreadTransfers
+from vdnn.units import MiB
 
 TIGHT: dict[str, Any] = {"budget": "85%", "device": DISK, "strategy": "offload"}
 
@@ -91,6 +94,64 @@ def test_threads_that_ask_at_once_get_the_same_transfers(runtime: Runtime) -> No
     for thread in threads:
         thread.join()
     assert found == [found[0]] * 8
+
+
+def rss_nbytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def settled_workers() -> set[threading.Thread]:
+    """After a moment in which threads that have been told to end do so."""
+    gc.collect()
+    before = workers()
+    for thread in before:
+        thread.join(0.05)
+    return workers()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are read from /proc")
+@pytest.mark.parametrize("num_models", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_transfers_of_models_and_caches_that_are_gone_leave_nothing_behind(tmp_path: Path, num_models: int) -> None:
+    """Each kept 12 MiB, a descriptor and two threads for ever: one for every disk_budget."""
+    batch = torch.randn(8, 3, 8, 8)
+
+    def train(number: int) -> None:
+        tight = {**TIGHT, "disk_budget": 10**9 + number, "spill_dir": str(tmp_path)}
+        model = vdnn.virtualize(ConvNet(), sample=(batch,) if number % 2 else None, **tight)
+        model(batch).sum().backward()
+        assert open_files(tmp_path)
+        cache = vdnn.tensor_cache("8MiB", device=DISK, disk_budget=2 * 10**9 + number, spill_dir=str(tmp_path))
+        transfers = cast(ThreadTransfers, cache._space._transfers())
+        transfers.wait_sent(transfers.send(torch.ones(20 * MiB, dtype=torch.uint8), "disk"))
+
+    for number in range(2):
+        train(number)
+    threads, before = settled_workers(), rss_nbytes()
+    for number in range(num_models):
+        train(number)
+        gc.collect()
+    assert settled_workers() <= threads
+    assert open_files(tmp_path) == []
+    assert rss_nbytes() - before < 30 * MiB + num_models * MiB / 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are read from /proc")
+def test_a_backward_that_is_still_to_come_keeps_its_transfers_open(tmp_path: Path) -> None:
+    plain, virtual = pair(ConvNet(), **TIGHT, spill_dir=str(tmp_path))
+    batch, parameters = images(), dict(virtual.named_parameters())
+    torch.manual_seed(0)
+    loss = virtual(batch).sum()
+    del virtual
+    settled_workers()
+    assert len(open_files(tmp_path)) == 1
+    loss.backward()
+    torch.manual_seed(0)
+    plain(batch).sum().backward()
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameters[name].grad, parameter.grad)  # type: ignore[arg-type]
+    del loss, parameters
+    settled_workers()
+    assert open_files(tmp_path) == []
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are read from /proc")

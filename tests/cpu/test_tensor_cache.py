@@ -355,7 +355,8 @@ def test_several_threads_share_one_cache() -> None:
 
 
 def test_a_graph_that_is_dropped_takes_everything_along(tight: TensorCache) -> None:
-    accounts = shared_runtime().transfers(DISK).accounts
+    transfers = shared_runtime().transfers(DISK)  # held: the cache opens its own when something has to leave
+    accounts = transfers.accounts
     with without_garbage_collection():
         for _ in range(5):
             with tight:

@@ -28,7 +28,7 @@ from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
 from vdnn.hardware.observed_links import observed_since
 from vdnn.options import Options
-from vdnn.runtime.open_transfers import open_transfers
+from vdnn.runtime.open_transfers import AskedTiers, open_transfers
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
@@ -402,7 +402,7 @@ def test_a_process_killed_in_mid_copy_leaves_no_file(tmp_path: Path) -> None:
 
 def test_an_emulated_machine_opens_host_and_disk_bounded_and_makes_no_file_yet(tmp_path: Path) -> None:
     bounded = Options(device=emulated(host_nbytes=2000), host_budget=1000, disk_budget=5000).hardware
-    transfers = open_transfers(bounded, spill_dir=tmp_path)
+    transfers = open_transfers(AskedTiers.of(bounded, tmp_path))
     assert isinstance(transfers, ThreadTransfers)
     bounds = {name: store.capacity_nbytes for name, store in transfers.stores.items()}
     assert bounds == {"host": 1000, "disk": 5000}
@@ -411,7 +411,7 @@ def test_an_emulated_machine_opens_host_and_disk_bounded_and_makes_no_file_yet(t
 
 
 def test_an_emulated_link_takes_as_long_as_its_bandwidth_says() -> None:
-    transfers = open_transfers(emulated(disk=False, bandwidth=1e5))
+    transfers = open_transfers(AskedTiers.of(emulated(disk=False, bandwidth=1e5)))
     begin = time.perf_counter()
     transfers.wait_sent(transfers.send(random_bytes(20_000), "host"))
     assert time.perf_counter() - begin >= 0.2
@@ -419,7 +419,7 @@ def test_an_emulated_link_takes_as_long_as_its_bandwidth_says() -> None:
 
 
 def test_a_machine_without_slower_tiers_opens_nothing() -> None:
-    transfers = open_transfers(Hardware("lonely", 1.0, 1.0, (Tier("device"),)))
+    transfers = open_transfers(AskedTiers.of(Hardware("lonely", 1.0, 1.0, (Tier("device"),))))
     assert isinstance(transfers, ThreadTransfers)
     assert transfers.stores == {}
     transfers.close()

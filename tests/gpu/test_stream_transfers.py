@@ -13,7 +13,7 @@ import torch
 
 from vdnn.errors import TierFull
 from vdnn.hardware.emulated import emulated
-from vdnn.runtime.open_transfers import open_transfers
+from vdnn.runtime.open_transfers import AskedTiers, open_transfers
 from vdnn.runtime.transfers.streams import StreamTransfers
 from vdnn.units import MiB
 
@@ -30,7 +30,7 @@ def on_device(nbytes: int) -> torch.Tensor:
 @pytest.fixture
 def transfers(tmp_path: Path) -> Iterator[StreamTransfers]:
     hardware = emulated(host_nbytes=256 * MiB)
-    transfers = open_transfers(hardware, spill_dir=tmp_path, device=torch.accelerator.current_accelerator() or "cpu")
+    transfers = open_transfers(AskedTiers.of(hardware, tmp_path, torch.accelerator.current_accelerator() or "cpu"))
     assert isinstance(transfers, StreamTransfers)
     yield transfers
     transfers.close()

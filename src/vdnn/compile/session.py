@@ -16,7 +16,8 @@ from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
 from vdnn.report.record import Report
 from vdnn.runtime.executor import Executor
-from vdnn.runtime.runtime import shared_runtime
+from vdnn.runtime.open_transfers import AskedTiers
+from vdnn.runtime.runtime import SharedTiers, shared_runtime
 from vdnn.runtime.transfers.interface import Transfers
 
 MAX_CAPTURES = 128
@@ -33,10 +34,16 @@ class Session:
 
     def __post_init__(self) -> None:
         self.options = self.options.on_known_hardware()
+        self._tiers = SharedTiers(shared_runtime(), AskedTiers.of(self.options.hardware, self.options.spill_dir))
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
-        return shared_runtime().transfers(self.options.hardware, self.options.spill_dir)
+        return self._tiers()
+
+    def end(self) -> None:
+        """The model is gone; what PyTorch still keeps of it needs no tiers. A backward that is to come has its own hold
+        on them."""
+        self._tiers.let_go()
 
     def observed_links(self) -> tuple[ObservedLink, ...]:
         """What copies over each link took so far, this model's and those of others that share its tiers."""

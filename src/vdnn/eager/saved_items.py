@@ -178,7 +178,7 @@ class Item:
             assert self.storage is not None
             with without_torch_dispatch():
                 flat = torch.empty(0, dtype=torch.uint8, device=self.storage.device).set_(self.storage)
-            self.entry = Entry(flat, transfers)
+            self.entry = Entry(flat, transfers, f"saved tensor {self.ordinal} of a step, {self.dtype}")
         return self.entry
 
     def will_send(self) -> Entry:

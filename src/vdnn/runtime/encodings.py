@@ -36,7 +36,7 @@ class Overflow:
 
     is_lost: bool = False
     stayed: dict[int, torch.Tensor] = field(default_factory=dict)
-    went: dict[int, Ticket] = field(default_factory=dict)
+    went: dict[int, tuple[Transfers, Ticket]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -81,8 +81,9 @@ class Encodings:
         if decision in overflow.stayed:
             flat.copy_(overflow.stayed[decision])
         elif decision in overflow.went:
-            self._transfers().fetch(overflow.went[decision], flat)
-            self._transfers().wait_fetched(overflow.went[decision])
+            transfers, ticket = overflow.went[decision]
+            transfers.fetch(ticket, flat)
+            transfers.wait_fetched(ticket)
         else:
             self._require_encoding(codec, encoding, overflow)
             codec.decode(raw(encoding), raw(flat), kernels_of(encoding.device.type))
@@ -94,8 +95,10 @@ class Encodings:
             overflow.stayed[decision] = flat
         elif len(self._tiers) > 1:
             transfers = self._transfers()
-            overflow.went[decision] = ticket = transfers.send(flat, self._tiers[1].name)
+            name = repr(self.codecs[decision].storage.name)
+            ticket = transfers.send(flat, self._tiers[1].name, name)
             transfers.wait_sent(ticket)
+            overflow.went[decision] = transfers, ticket
         else:
             codec = self.codecs[decision]
             raise EncodingTooLarge(

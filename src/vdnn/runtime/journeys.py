@@ -23,17 +23,22 @@ from vdnn.runtime.transfers.interface import Transfers
 
 @dataclass(frozen=True, slots=True)
 class Trip:
-    """Where one decision of a plan sends its storage, and how large that is."""
+    """Where one decision of a plan sends its storage, how large that is, and what it is called."""
 
     tier: str
     nbytes: int
+    name: str
 
 
 def trips_of(plan: Plan) -> Mapping[int, Trip]:
     """The decisions that travel, by their position in the plan."""
     storages = plan.problem.graph.storages
     return {
-        position: Trip(decision.action.tier, _nbytes(decision.action, storages[decision.storage]))
+        position: Trip(
+            decision.action.tier,
+            _nbytes(decision.action, storages[decision.storage]),
+            repr(storages[decision.storage].name),
+        )
         for position, decision in enumerate(plan.decisions)
         if isinstance(decision.action, Offload | EncodeOffload)
     }
@@ -54,7 +59,7 @@ class Journeys:
         return self._open()
 
     def send(self, decision: int, tensor: torch.Tensor) -> None:
-        entry = self._entries[decision] = Entry(all_bytes(tensor), self.transfers)
+        entry = self._entries[decision] = Entry(all_bytes(tensor), self.transfers, self._trips[decision].name)
         entry.send([self._trips[decision].tier])
 
     def leave(self, decision: int) -> None:

@@ -1,6 +1,6 @@
 """The transfers a machine's plan runs on: a store for each tier beyond the device, and what carries bytes there.
 
-Enters: a `Hardware`, whose tiers are as large as the user allows. Leaves: a `Transfers`. Worker threads where the
+Enters: the tiers of a `Hardware`, as large as the user allows. Leaves: a `Transfers`. Worker threads where the
 device is RAM, streams where it is an accelerator's memory. Nothing is allocated and no file is made before the first
 copy.
 """
@@ -8,6 +8,7 @@ copy.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import torch
 
@@ -24,30 +25,46 @@ from vdnn.runtime.transfers.streams import StreamTransfers
 from vdnn.runtime.transfers.threads import ThreadTransfers
 
 
-def open_transfers(
-    hardware: Hardware,
-    *,
-    spill_dir: str | os.PathLike[str] | None = None,
-    device: torch.device | str = "cpu",
-) -> Transfers:
-    """A store for each of the hardware's slower tiers, as large as it is. `device` is where the model's tensors are."""
-    stores = {tier.name: _store(tier, hardware, spill_dir) for tier in hardware.tiers[1:]}
-    if torch.device(device).type == "cpu":
-        return ThreadTransfers(stores, throttle=throttle_of(hardware))
+@dataclass(frozen=True, slots=True)
+class AskedTiers:
+    """What those who share transfers have in common. How fast a link is believed to be is not among it: a plan that is
+    made again with other speeds runs on the same tiers."""
+
+    tiers: tuple[Tier, ...]
+    """Beyond the device, as large as the user allows."""
+
+    throttle: tuple[tuple[str, float], ...] = ()
+    spill_dir: str | None = None
+    device: str = "cpu"
+    """Where the model's tensors are."""
+
+    @classmethod
+    def of(
+        cls, hardware: Hardware, spill_dir: str | os.PathLike[str] | None = None, device: torch.device | str = "cpu"
+    ) -> AskedTiers:
+        where = None if spill_dir is None else os.fspath(spill_dir)
+        return cls(hardware.tiers[1:], tuple(_throttle(hardware).items()), where, str(device))
+
+
+def open_transfers(asked: AskedTiers) -> Transfers:
+    """A store for each of the tiers, as large as it is."""
+    stores = {tier.name: _store(tier, asked) for tier in asked.tiers}
+    if torch.device(asked.device).type == "cpu":
+        return ThreadTransfers(stores, throttle=dict(asked.throttle))
     host = stores.get("host", HostStore(None))
     assert isinstance(host, HostStore)
     return StreamTransfers(AcceleratorOps(), host, stores.get("disk"))
 
 
-def _store(tier: Tier, hardware: Hardware, spill_dir: str | os.PathLike[str] | None) -> Store:
+def _store(tier: Tier, asked: AskedTiers) -> Store:
     if tier.name == "host":
         return HostStore(tier.nbytes)
     if tier.name == "disk":
-        return DiskStore(disk_dir() if spill_dir is None else spill_dir, tier.nbytes)
-    raise InvalidInput(f"hardware {hardware.name!r} has a tier {tier.name!r}; the runtime has host and disk")
+        return DiskStore(disk_dir() if asked.spill_dir is None else asked.spill_dir, tier.nbytes)
+    raise InvalidInput(f"there is a tier {tier.name!r}; the runtime has host and disk")
 
 
-def throttle_of(hardware: Hardware) -> dict[str, float]:
+def _throttle(hardware: Hardware) -> dict[str, float]:
     """An emulated machine is slowed down to its links; a real one is as fast as it is."""
     if hardware.name != EMULATED:
         return {}

@@ -5,6 +5,10 @@ and with them one bound and one account. The one idea: **state has an owner that
 worker threads and gives host memory and the disk's file back; the next copy opens them anew. All models of a process
 share `shared_runtime()`; a test may make a `Runtime` of its own beside it.
 
+Note [Who keeps transfers open]: those who use them, and nobody else. A model's session and a tensor cache hold theirs
+(`SharedTiers`), and so does every storage that is away, for a backward that is still to come. With the last of these
+they go: threads, descriptor, staging memory, the space on disk. The runtime itself only knows where they are.
+
 Two things outlive `close`, because others own them: a handle lives as long as autograd's graph, a session as long as
 its model. A backward whose storages lie in a tier that was closed meanwhile raises `TierFailed`.
 
@@ -18,31 +22,15 @@ import atexit
 import os
 import threading
 import weakref
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from vdnn.hardware.device import Hardware, Tier
+from vdnn.hardware.device import Hardware
 from vdnn.runtime.handles import Handles
-from vdnn.runtime.open_transfers import open_transfers, throttle_of
+from vdnn.runtime.open_transfers import AskedTiers, open_transfers
 from vdnn.runtime.phantom import PhantomMemory
 from vdnn.runtime.transfers.interface import Transfers
-
-
-@dataclass(frozen=True, slots=True)
-class AskedTiers:
-    """What those who share transfers have in common. How fast a link is believed to be is not among it: a plan that is
-    made again with other speeds runs on the same tiers."""
-
-    tiers: tuple[Tier, ...]
-    throttle: tuple[tuple[str, float], ...]
-    spill_dir: str | None
-    device: str
-
-    @classmethod
-    def of(cls, hardware: Hardware, spill_dir: str | None, device: torch.device | str) -> AskedTiers:
-        return cls(hardware.tiers[1:], tuple(throttle_of(hardware).items()), spill_dir, str(device))
 
 
 class Runtime:
@@ -61,22 +49,26 @@ class Runtime:
         self.machines_looked_at: set[str] = set()
         """Machines whose speeds were measured in a busy moment, and for which a quiet one has been looked for."""
 
-        self._transfers: dict[AskedTiers, Transfers] = {}
-        self._of_parent: list[dict[AskedTiers, Transfers]] = []
+        self._transfers: weakref.WeakValueDictionary[AskedTiers, Transfers] = weakref.WeakValueDictionary()
+        self._of_parent: list[Transfers] = []
         self._lock = threading.Lock()
 
     def transfers(
         self, hardware: Hardware, spill_dir: str | None = None, device: torch.device | str = "cpu"
     ) -> Transfers:
         """What moves storages between `device` and the slower tiers: opened at the first request, then shared."""
-        asked = AskedTiers.of(hardware, spill_dir, device)
+        return self.open(AskedTiers.of(hardware, spill_dir, device))
+
+    def open(self, asked: AskedTiers) -> Transfers:
+        """The same for those who ask often. Note [Who keeps transfers open]"""
         found = self._transfers.get(asked)
         if found is not None:
             return found
         with self._lock:
-            if asked not in self._transfers:
-                self._transfers[asked] = open_transfers(hardware, spill_dir=spill_dir, device=device)
-            return self._transfers[asked]
+            found = self._transfers.get(asked)
+            if found is None:
+                found = self._transfers[asked] = open_transfers(asked)
+            return found
 
     def close(self) -> None:
         """Finish all copies, end the threads, give memory and files back. What is asked for later is opened anew."""
@@ -88,7 +80,7 @@ class Runtime:
 
     def _close(self, *, finish: bool) -> None:
         with self._lock:
-            closing, self._transfers = list(self._transfers.values()), {}
+            closing, self._transfers = list(self._transfers.values()), weakref.WeakValueDictionary()
         for transfers in closing:
             transfers.close(finish=finish)
         self.phantoms.close()
@@ -97,9 +89,25 @@ class Runtime:
         """After a fork there are no worker threads, and a lock may be held by one that is gone. The parent's transfers
         are kept and left alone: giving page-locked memory back would call the parent's accelerator."""
         self._lock = threading.Lock()
-        self._of_parent.append(self._transfers)
-        self._transfers = {}
+        self._of_parent += self._transfers.values()
+        self._transfers = weakref.WeakValueDictionary()
         self.phantoms = PhantomMemory()
+
+
+class SharedTiers:
+    """Transfers for one model or one cache: found or opened at each call, and held open from then on."""
+
+    def __init__(self, runtime: Runtime, asked: AskedTiers) -> None:
+        self._runtime, self._asked = runtime, asked
+        self._held: Transfers | None = None
+
+    def __call__(self) -> Transfers:
+        held = self._held = self._runtime.open(self._asked)
+        return held
+
+    def let_go(self) -> None:
+        """Whoever they were for is gone; what is away still holds them."""
+        self._held = None
 
 
 _SHARED = Runtime()

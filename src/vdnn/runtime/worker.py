@@ -15,7 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -191,6 +192,17 @@ def _fail_rest(jobs: SimpleQueue[Job | None]) -> None:
             return
         if job is not None:
             job.fail(Failure(TierFailed, f"{job.name} failed: the worker thread that copies has died."))
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """An error about a tensor begins with the tensor's name, if it has one."""
+    try:
+        yield
+    except (TierFull, TierFailed) as error:
+        if not name:
+            raise
+        raise type(error)(f"{name}: {error}") from error
 
 
 class CopyMeter:

@@ -21,9 +21,10 @@ from vdnn.runtime.transfers.interface import Ticket, Transfers
 
 class Entry:
     """`payload` is what lies on the device: all bytes, or their encoding; None while the entry is away. `nbytes` is its
-    size, wherever it is."""
+    size, wherever it is. An error about it begins with `name`."""
 
-    def __init__(self, payload: torch.Tensor, transfers: Transfers) -> None:
+    def __init__(self, payload: torch.Tensor, transfers: Transfers, name: str = "") -> None:
+        self.name = name
         self.payload: torch.Tensor | None = payload
         self.state, self.nbytes, self.whole_nbytes = State.HERE, payload.numel(), payload.numel()
         self._device = payload.device
@@ -105,10 +106,10 @@ class Entry:
     def _send_to_first(self, payload: torch.Tensor, tiers: Sequence[str]) -> Ticket:
         for tier in tiers[:-1]:
             try:
-                return self._transfers.send(payload, tier)
+                return self._transfers.send(payload, tier, self.name)
             except TierFull:
                 continue  # the next one is slower and larger
-        return self._transfers.send(payload, tiers[-1])
+        return self._transfers.send(payload, tiers[-1], self.name)
 
     def _hold(self, payload: torch.Tensor, state: State) -> None:
         before, before_nbytes = self.state, self.nbytes

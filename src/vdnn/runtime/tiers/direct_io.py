@@ -7,9 +7,12 @@ is gone when its process is, even if it was killed.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
+import resource
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -26,6 +29,10 @@ NO_DIRECT_IO = (
 )  # what a file system without direct I/O answers, at open or at the first write
 
 
+_NO_FALLOCATE = (errno.EOPNOTSUPP, errno.ENOSYS)
+_fallocate = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None) if sys.platform == "linux" else None
+
+
 def usable_nbytes(directory: str | os.PathLike[str], needed_nbytes: int) -> int:
     """Free bytes of a directory that exists, can be written and has room; anything else raises `InvalidInput`."""
     path = Path(directory)
@@ -39,6 +46,35 @@ def usable_nbytes(directory: str | os.PathLike[str], needed_nbytes: int) -> int:
         found = f"{format_nbytes(needed_nbytes)} are needed and {format_nbytes(free)} are free"
         raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: {found}. {way_out}")
     return free
+
+
+def largest_file_nbytes() -> int | None:
+    """What a file of this process may grow to; None where nothing bounds it."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def room_nbytes(directory: str | os.PathLike[str], file_nbytes: int = 0) -> int | None:
+    """By how much a file of `file_nbytes` in `directory` may grow now: what is free there, or what the process's limit
+    for files leaves. None where neither is known, as on a file system that gives no size (ramfs)."""
+    usage, limit = shutil.disk_usage(directory), largest_file_nbytes()
+    free = usage.free if usage.total else None
+    known = [nbytes for nbytes in (free, None if limit is None else limit - file_nbytes) if nbytes is not None]
+    return max(0, min(known)) if known else None
+
+
+def reserve_on_disk(descriptor: int, begin: int, nbytes: int) -> bool:
+    """Have the file system set bytes of a file aside, so that no later write there finds the disk full. False where it
+    cannot; `OSError` where it has no room. Not `posix_fallocate`, which then writes a byte into every block."""
+    if _fallocate is None:
+        return False
+    while _fallocate(descriptor, 0, ctypes.c_int64(begin), ctypes.c_int64(nbytes)) != 0:
+        number = ctypes.get_errno()
+        if number in _NO_FALLOCATE:
+            return False
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
+    return True
 
 
 def direct_flag() -> int:

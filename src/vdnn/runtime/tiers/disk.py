@@ -12,18 +12,17 @@ buffer, two at 0.90; staged reads lost a quarter with one thread and nothing wit
 from __future__ import annotations
 
 import os
-import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 import torch
 
-from vdnn.errors import TierFailed, TierFull
-from vdnn.runtime.tiers.direct_io import CHUNK_NBYTES, usable_nbytes
+from vdnn.errors import TierFailed
+from vdnn.runtime.tiers.direct_io import CHUNK_NBYTES, room_nbytes, usable_nbytes
 from vdnn.runtime.tiers.disk_file import DIRECT_PAGE_NBYTES, Buffers, DiskFile
-from vdnn.runtime.tiers.ledger import Lease, Ledger
+from vdnn.runtime.tiers.ledger import Lease, Ledger, Promise
 from vdnn.runtime.tiers.pages import PageRun
 from vdnn.runtime.tiers.raw_memory import StagingPool, move_bytes, prefer_huge_pages, raw_bytes, round_up
 from vdnn.runtime.worker import Job, Worker
@@ -34,7 +33,7 @@ NUM_STAGING_BUFFERS = 4  # a copy out and a copy in at once, two threads each; m
 
 class DiskStore:
     """A file in `directory` of at most `capacity_nbytes`, or as much as the disk holds. The directory is looked at
-    now, the file is made at the first `reserve`."""
+    now, the file is made at the first `promise` or `reserve`. Bytes of the file are set aside before they are used."""
 
     def __init__(
         self, directory: str | os.PathLike[str], capacity_nbytes: int | None = None, *, name: str = "disk"
@@ -43,30 +42,31 @@ class DiskStore:
         self.name = name
         self.directory = os.fspath(directory)
         way_out = "Raise disk_budget, or raise budget so that less has to leave."
-        self._ledger = Ledger(name, capacity_nbytes, way_out=way_out, page_nbytes=DIRECT_PAGE_NBYTES)
+        self._ledger = Ledger(name, capacity_nbytes, way_out=way_out, lengthen=self._allocate)
         self._staging = StagingPool(NUM_STAGING_BUFFERS, 2 * CHUNK_NBYTES)
         self._write_helper, self._read_helper = Worker("vdnn-disk-write"), Worker("vdnn-disk-read")
         self._lock = threading.Lock()
         self._file: DiskFile | None = None
-        self._end = 0  # how far the file may have grown
         self._is_closed = False
         self._process = os.getpid()
 
     def reserve(self, nbytes: int) -> DiskPlace:
-        """Room for any phase: a page more than the bytes need."""
-        file = self._opened()
-        padded = round_up(nbytes + DIRECT_PAGE_NBYTES - 1, DIRECT_PAGE_NBYTES) if nbytes else 0
-        lease = self._ledger.lease(nbytes, padded)
-        end = max((extent.end for extent in lease.extents), default=0)
-        with self._lock:
-            if end > self._end and not file.has_room_up_to(end):
-                free = format_nbytes(shutil.disk_usage(self.directory).free)
-                raise TierFull(
-                    f"the {self.name} tier has no room for {format_nbytes(nbytes)}: {self.directory!r} has {free} free"
-                    f" and {format_nbytes(self.used_nbytes)} are used. Free some space or name another directory."
-                )
-            self._end = max(self._end, end)
-        return DiskPlace(self, lease)
+        self._opened()
+        return DiskPlace(self, self._ledger.lease(nbytes, _padded(nbytes)))
+
+    def promise(self, sizes: Sequence[int]) -> Promise:
+        """Set bytes aside for places of these sizes, all held at once, beside what others were promised."""
+        self._opened()
+        return self._ledger.promise(sum(sizes), sum(map(_padded, sizes)))
+
+    @property
+    def promisable_nbytes(self) -> int | None:
+        """What could still be promised; None where nothing bounds it. Padding to pages, up to two for each place, comes
+        out of it. What others wrote to the disk counts, and so do the files of other stores."""
+        return self._ledger.unpromised_nbytes(room_nbytes(self.directory, self._ledger.row_nbytes))
+
+    def _allocate(self, begin: int, end: int) -> None:
+        self._opened().allocate(begin, end)
 
     @property
     def used_nbytes(self) -> int:
@@ -146,6 +146,11 @@ class DiskStore:
                 file.read([raw_bytes(staging, chunk.end - chunk.begin)], chunk.offset)
                 position, nbytes = run.clip(chunk.begin, chunk.end)
                 move_bytes(address + position - run.phase, staging + position - chunk.begin, nbytes)
+
+
+def _padded(nbytes: int) -> int:
+    """Room for any phase: a page more than the bytes need."""
+    return round_up(nbytes + DIRECT_PAGE_NBYTES - 1, DIRECT_PAGE_NBYTES) if nbytes else 0
 
 
 class DiskPlace:

@@ -49,6 +49,15 @@ class Extents:
     def num_holes(self) -> int:
         return len(self._by_size)
 
+    @property
+    def largest_hole_nbytes(self) -> int:
+        return self._by_size[-1][0] if self._by_size else 0
+
+    @property
+    def free_at_end_nbytes(self) -> int:
+        """The hole that the row ends with."""
+        return self.capacity_nbytes - self._begin_of.get(self.capacity_nbytes, self.capacity_nbytes)
+
     def allocate(self, nbytes: int) -> tuple[Extent, ...] | None:
         """Ranges of `nbytes` in total, one where some hole is large enough; None when the free bytes do not suffice."""
         if nbytes > self.free_nbytes:

@@ -29,8 +29,9 @@ class Transfers(Protocol):
     accounts: Accounts
     """Of everything that moves through these tiers."""
 
-    def send(self, source: torch.Tensor, tier: str) -> Ticket:
-        """Start copying `source` to `tier`. The transfer keeps `source` alive until `wait_sent`."""
+    def send(self, source: torch.Tensor, tier: str, name: str = "") -> Ticket:
+        """Start copying `source` to `tier`. The transfer keeps `source` alive until `wait_sent`. An error about it, now
+        or later, begins with its `name`."""
         ...
 
     def wait_sent(self, ticket: Ticket) -> None:

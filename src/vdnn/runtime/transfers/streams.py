@@ -29,7 +29,7 @@ from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.host import HostPlace, HostStore
 from vdnn.runtime.tiers.store import Place, Store
 from vdnn.runtime.transfers.stream_ops import StreamEvent, StreamOps
-from vdnn.runtime.worker import CopyMeter, Job, Worker
+from vdnn.runtime.worker import CopyMeter, Job, Worker, naming
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import GiB, format_nbytes
 
@@ -50,9 +50,10 @@ class StreamTicket:
     """Bytes in host slabs or on disk. `source` and `target` are held until they are waited for."""
 
     def __init__(
-        self, owner: StreamTransfers, source: torch.Tensor, place: HostPlace | DiskHop, sent: StreamEvent
+        self, owner: StreamTransfers, source: torch.Tensor, place: HostPlace | DiskHop, sent: StreamEvent, name: str
     ) -> None:
         self.owner = owner
+        self.name = name
         self.source: torch.Tensor | None = source
         self.target: torch.Tensor | None = None
         self.place = place
@@ -77,13 +78,14 @@ class StreamTransfers:
         self._meter_out, self._meter_in = CopyMeter("disk", is_back=False), CopyMeter("disk", is_back=True)
         self._transit_nbytes = 0
 
-    def send(self, source: torch.Tensor, tier: str) -> StreamTicket:
+    def send(self, source: torch.Tensor, tier: str, name: str = "") -> StreamTicket:
         assert tier in self.stores, f"no tier is called {tier!r}: there are {list(self.stores)}"
         self._ops.wait(self._out, self._ops.record(self._ops.current_stream()))
-        if tier == self._host.name:
-            place = self._host.reserve(source.numel())
-            return StreamTicket(self, source, place, self._copy_out(source, place.pieces()))
-        return self._send_to_disk(source)
+        with naming(name):
+            if tier == self._host.name:
+                place = self._host.reserve(source.numel())
+                return StreamTicket(self, source, place, self._copy_out(source, place.pieces()), name)
+            return self._send_to_disk(source, name)
 
     def wait_sent(self, ticket: StreamTicket) -> None:
         """Note [Waiting in the stream]. What the disk says about it is heard by the fetch."""
@@ -101,7 +103,9 @@ class StreamTransfers:
     def wait_fetched(self, ticket: StreamTicket) -> None:
         assert ticket.target is not None, "a ticket has to be fetched before it is waited for"
         if isinstance(ticket.place, DiskHop):
-            self._copy_in(ticket, [self._finish_reading(ticket.place)])
+            with naming(ticket.name):
+                transit = self._finish_reading(ticket.place)
+            self._copy_in(ticket, [transit])
         self._ops.wait(self._ops.current_stream(), ticket.fetched)
         ticket.target = None
 
@@ -139,7 +143,7 @@ class StreamTransfers:
             self._ops.copy(self._in, part, piece)
         ticket.fetched = self._ops.record(self._in)
 
-    def _send_to_disk(self, source: torch.Tensor) -> StreamTicket:
+    def _send_to_disk(self, source: torch.Tensor, name: str) -> StreamTicket:
         assert self._disk is not None
         place, transit = self._reserve_on_disk(self._disk, source.numel()), self._new_transit(source.numel())
         sent = self._copy_out(source, [transit])
@@ -150,7 +154,7 @@ class StreamTransfers:
 
         written = Job(f"copying {format_nbytes(place.nbytes)} to the {self._disk.name} tier", write)
         self._to_disk.submit(written)
-        return StreamTicket(self, source, DiskHop(place, written), sent)
+        return StreamTicket(self, source, DiskHop(place, written), sent, name)
 
     def _start_reading(self, hop: DiskHop, nbytes: int) -> None:
         place, transit = hop.place, self._new_transit(nbytes)

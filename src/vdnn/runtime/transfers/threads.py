@@ -17,17 +17,20 @@ from vdnn.errors import TierFailed, TierFull
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.store import Place, Store
-from vdnn.runtime.worker import CopyMeter, Job, Worker, paced
+from vdnn.runtime.worker import CopyMeter, Job, Worker, naming, paced
 from vdnn.units import format_nbytes
 
 
 class ThreadTicket:
-    """A place and the copies into and out of it. Copies in flight keep the place, not the ticket."""
+    """A place and the copies into and out of it. Copies in flight keep the place, not the ticket. The ticket keeps the
+    transfers that made it, which a fetch will need."""
 
-    __slots__ = ("__weakref__", "fetched", "place", "sent", "tier")
+    __slots__ = ("__weakref__", "fetched", "name", "owner", "place", "sent", "tier")
 
-    def __init__(self, tier: str, place: Place, sent: Job) -> None:
+    def __init__(self, owner: ThreadTransfers, tier: str, place: Place, sent: Job, name: str) -> None:
+        self.owner = owner
         self.tier = tier
+        self.name = name
         self.place = place
         self.sent = sent
         self.fetched: Job | None = None
@@ -48,17 +51,19 @@ class ThreadTransfers:
         self._process = os.getpid()
         self._is_closed = False
 
-    def send(self, source: torch.Tensor, tier: str) -> ThreadTicket:
+    def send(self, source: torch.Tensor, tier: str, name: str = "") -> ThreadTicket:
         self._check_usable()
-        place = self._reserve(tier, source.numel())
-        name = f"copying {format_nbytes(place.nbytes)} to the {tier} tier"
-        job = Job(name, self._timed(partial(place.write, source), place.nbytes, self._meter_out[tier]), held=source)
+        with naming(name):
+            place = self._reserve(tier, source.numel())
+        copy = self._timed(partial(place.write, source), place.nbytes, self._meter_out[tier])
+        job = Job(f"copying {format_nbytes(place.nbytes)} to the {tier} tier", copy, held=source)
         self._out[tier].submit(job)
-        return ThreadTicket(tier, place, job)
+        return ThreadTicket(self, tier, place, job, name)
 
     def wait_sent(self, ticket: ThreadTicket) -> None:
         self._check_process()
-        ticket.sent.wait()
+        with naming(ticket.name):
+            ticket.sent.wait()
 
     def fetch(self, ticket: ThreadTicket, target: torch.Tensor) -> None:
         self._check_usable()
@@ -71,7 +76,8 @@ class ThreadTransfers:
     def wait_fetched(self, ticket: ThreadTicket) -> None:
         self._check_process()
         assert ticket.fetched is not None, "a ticket has to be fetched before it is waited for"
-        ticket.fetched.wait()
+        with naming(ticket.name):
+            ticket.fetched.wait()
 
     def observed_links(self) -> tuple[ObservedLink, ...]:
         return tuple(meter.observed for meter in (*self._meter_out.values(), *self._meter_in.values()))
