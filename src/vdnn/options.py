@@ -28,7 +28,7 @@ from vdnn.plan.strategy_table import strategy_named
 from vdnn.units import parse_nbytes
 
 COMPILERS = ("eager", "inductor")
-COSTS = ("roofline", "measured")
+COSTS = ("roofline", "tried", "measured")
 
 Amount = int | str
 """Bytes, or text such as "12GiB"."""
@@ -92,12 +92,23 @@ class Options:
     costs: str | None = field(
         default=None,
         metadata=described(
-            "How ops' times and workspaces are known: roofline, or measured on this machine. Where no default is shown:"
-            " measured for a budget on this machine, else roofline.",
+            "How ops' times and workspaces are known: roofline, tried once on this machine, or measured on it. Where no"
+            " default is shown: tried for a budget on this machine, else roofline.",
             metavar="HOW",
         ),
     )
-    """A roofline knows the machine's speeds and no workspaces. Measuring runs each distinct op once and remembers."""
+    """A roofline knows the machine's speeds and no workspaces. Trying runs each distinct op once, inside the budget;
+    training steps then show what it really takes. Measuring runs each until its time is steady. Both remember."""
+
+    replan: bool = field(
+        default=True,
+        metadata=described(
+            "Plan once, and keep that plan whatever the steps take. Otherwise the first steps are timed, and where they"
+            " differ from what was expected, a better plan takes over between two steps.",
+            switch="--no-replan",
+        ),
+    )
+    """The text is about False. Costs that are tried are replanned with; a plan that was given is followed as it is."""
 
     density: float = field(
         default=DENSITY,
@@ -153,12 +164,14 @@ class Options:
         if self.compiler not in COMPILERS:
             raise InvalidInput(f"compiler is 'eager' or 'inductor', not {self.compiler!r}")
         if self.costs not in (None, *COSTS):
-            raise InvalidInput(f"costs are 'roofline' or 'measured', not {self.costs!r}")
-        if self.costs == "measured" and isinstance(self.device, str):
+            raise InvalidInput(f"costs are 'roofline', 'tried' or 'measured', not {self.costs!r}")
+        if self.costs in ("tried", "measured") and isinstance(self.device, str):
             raise InvalidInput(
-                f"ops can be measured on this machine only, not on {self.device!r}: leave out costs='measured' or"
-                " device="
+                f"ops can be {self.costs} on this machine only, not on {self.device!r}: leave out costs={self.costs!r}"
+                " or device="
             )
+        if not isinstance(self.replan, bool):
+            raise InvalidInput(f"replan is True or False, not {self.replan!r}")
 
     @property
     def chosen_strategy(self) -> str:
@@ -173,7 +186,7 @@ class Options:
         if self.costs is not None:
             return self.costs  # known: nothing has to be measured now, in the middle of a trace
         here = self.device is None or (isinstance(self.device, Hardware) and self.device.name == _this_machine().name)
-        return "measured" if self.budget is not None and here else "roofline"
+        return "tried" if self.budget is not None and here else "roofline"
 
     @property
     def hardware(self) -> Hardware:
@@ -229,6 +242,7 @@ class RunOptions(PlanOptions, TierOptions, total=False):
 
     plan: str | Path | Plan | None
     compiler: str
+    replan: bool
 
 
 def check_names(given: Iterable[str], known: type, function: str) -> None:

@@ -19,7 +19,7 @@ def posed(number: int, *, is_priced: bool = False) -> Any:
     """The traced step is number 0; forms count from 1."""
     problem = SimpleNamespace(number=number, costs=SimpleNamespace(ops=()), budget_nbytes=BUDGET_NBYTES, graph=())
     problem.form, problem.is_priced = f"form {number}" if number else "", is_priced
-    return SimpleNamespace(number=number, problem=problem)
+    return SimpleNamespace(number=number, problem=problem, trials=None)
 
 
 class Solver:

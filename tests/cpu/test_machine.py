@@ -179,7 +179,7 @@ def test_a_busy_moment_keeps_what_is_remembered(own_folders: Path, monkeypatch: 
 
 
 def test_a_damaged_file_of_measurements_is_replaced(own_folders: Path):
-    saved = own_folders / "cache" / "machine-v2.json"
+    saved = own_folders / "cache" / "machine-v3.json"
     saved.parent.mkdir()
     saved.write_text('{"machine": ')
     hardware = this_machine()

@@ -73,7 +73,7 @@ def test_a_place_that_cannot_be_written_leaves_the_costs_in_memory(tmp_path: Pat
 def test_the_default_place_is_the_cache_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path))
     CostCache(machine="m").store("conv", COST)
-    assert [file.name for file in tmp_path.iterdir()] == ["costs-v5.sqlite3"]
+    assert [file.name for file in tmp_path.iterdir()] == ["costs-v6.sqlite3"]
 
 
 WRITER = """

@@ -21,8 +21,8 @@ from vdnn.ir import Detail, Role, Storage
 from vdnn.runtime.encodings import raw
 from vdnn.units import KiB, MiB
 
-LARGE_NBYTES, SMALL_NBYTES = 8 * MiB, 128 * KiB
-NUM_TRIALS = 5
+LARGE_NBYTES, SMALL_NBYTES = 4 * MiB, 128 * KiB
+NUM_TRIALS = 3
 ABOVE_ZERO = (int(Test.ABOVE), 0.0, 0.0, 1.0, 0.0)
 TRIAL_DENSITY = 0.6  # room for half of the elements and then some
 

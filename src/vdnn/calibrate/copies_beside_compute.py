@@ -30,7 +30,7 @@ from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.transfers.threads import ThreadTransfers
 from vdnn.units import KiB, MiB
 
-LARGE_NBYTES = 16 * MiB  # two chunks of the disk tier: its latency does not show
+LARGE_NBYTES = 8 * MiB  # one chunk of the disk tier: its latency hardly shows, and a few of them are little memory
 SMALL_NBYTES = 256 * KiB  # one system call: its bytes hardly show
 NUM_QUEUED = 4  # enough that the worker of a direction never waits for its next copy
 

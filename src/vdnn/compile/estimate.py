@@ -7,6 +7,7 @@ where a budget is to be kept, what ops cost computed in other ways.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from vdnn.capture.lower import Lowered
 from vdnn.cost.cost_cache import CostCache
@@ -14,29 +15,78 @@ from vdnn.cost.measured import measure, measure_variants
 from vdnn.cost.op_calls import may_be_tried, op_calls
 from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.ir import Graph
+from vdnn.cost.tried import Trials
+from vdnn.ir import Graph, Role
 from vdnn.options import Options
+from vdnn.plan.model.budget import resolve_budget
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.strategy_table import solve
 from vdnn.torch_private import without_modes
+from vdnn.units import MiB
 
 Variants = Mapping[int, tuple[OpCost, ...]]
 
+VARIANTS_S = 1.5
+"""How long other ways of computing ops are tried before the first plan. The rest is tried between the first steps, or
+at once where no plan fits."""
 
-def estimate(lowered: Lowered, options: Options) -> tuple[CostTable, Variants]:
+SMALL_ROOM_NBYTES = 16 * MiB
+"""Trials may always take this much: a few megabytes more or less are the interpreter's own affair."""
+
+_THERE_BEFORE = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.OPTIMIZER_STATE})
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What ops cost, what they cost computed in other ways, and what may still be tried."""
+
+    costs: CostTable
+    variants: Variants
+    trials: Trials | None = None
+
+
+def estimate(lowered: Lowered, options: Options) -> Estimate:
     """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
     other ways."""
+    outline = roofline(lowered.graph, options.hardware)
     if options.chosen_costs == "roofline":
-        return roofline(lowered.graph, options.hardware), {}
+        return Estimate(outline, {})
     calls, cache = op_calls(lowered), CostCache()
     with without_modes():  # real ops on real tensors, in the middle of a trace
-        costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, options)
+        if options.chosen_costs == "tried":
+            room = room_nbytes(lowered.graph, outline, options)
+            trials = Trials(calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress)
+            if options.budget is not None:
+                trials.try_variants(VARIANTS_S)
+            return _of_trials(trials, lowered.graph, outline)
+        costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, outline)
         if options.budget is None:
-            return costs, {}
-        return costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress)
+            return Estimate(costs, {})
+        return Estimate(costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress))
 
 
-def _with_untried(costs: CostTable, graph: Graph, options: Options) -> CostTable:
+def all_tried(trials: Trials, graph: Graph, outline: CostTable, budget_nbytes: int) -> Estimate:
+    """After everything was tried that takes no more than the budget by itself."""
+    with without_modes():
+        trials.try_rest(max(SMALL_ROOM_NBYTES, budget_nbytes))
+    return _of_trials(trials, graph, outline)
+
+
+def _of_trials(trials: Trials, graph: Graph, outline: CostTable) -> Estimate:
+    return Estimate(_with_untried(trials.costs, graph, outline), trials.variants(), trials)
+
+
+def room_nbytes(graph: Graph, outline: CostTable, options: Options) -> int | None:
+    """What a trial may allocate: the budget, less what is there before the step. Of a budget that is a share at least
+    so much is known before workspaces are."""
+    if options.budget is None:
+        return None
+    kept = solve(Problem(graph, outline, options.hardware), "keep-all").peak_nbytes
+    budget_nbytes = resolve_budget(options.budget, kept)
+    there = sum(storage.nbytes for storage in graph.storages if storage.role in _THERE_BEFORE)
+    return None if budget_nbytes is None else max(SMALL_ROOM_NBYTES, budget_nbytes - there)
+
+
+def _with_untried(costs: CostTable, graph: Graph, outline: CostTable) -> CostTable:
     """What may not be run for the sake of measuring costs what the roofline says."""
-    if all(map(may_be_tried, graph.ops)):
-        return costs
-    outline = roofline(graph, options.hardware)
     return CostTable(tuple(costs[k] if may_be_tried(op) else outline[k] for k, op in enumerate(graph.ops)))

@@ -16,7 +16,7 @@ from itertools import islice
 from time import perf_counter
 
 from vdnn.compile.decide import decide
-from vdnn.compile.estimate import estimate
+from vdnn.compile.estimate import all_tried, estimate
 from vdnn.compile.traced_step import FormProblem, PlannedStep
 from vdnn.cost.roofline import roofline
 from vdnn.errors import ForeignPlan, Infeasible
@@ -78,8 +78,19 @@ def price(form: FormProblem, options: Options) -> FormProblem:
     """With what its ops really take; the same where the outline is all there is."""
     if options.chosen_costs == "roofline":
         return form
-    costs, variants = estimate(form.lowered, options)
-    return replace(form, problem=replace(form.problem, costs=costs, variants=variants))
+    found = estimate(form.lowered, options)
+    return replace(form, problem=replace(form.problem, costs=found.costs, variants=found.variants), trials=found.trials)
+
+
+def more_tried(form: FormProblem, options: Options) -> FormProblem | None:
+    """With all ways of computing its ops; None where they are known already. Ops that are larger than what the budget
+    leaves beside parameters and inputs are run only now, in as much room as the budget is: the way out is a refusal."""
+    trials, budget_nbytes = form.trials, form.problem.budget_nbytes
+    if trials is None or (trials.is_complete() and not trials.has_outlines()) or budget_nbytes is None:
+        return None
+    found = all_tried(trials, form.lowered.graph, roofline(form.lowered.graph, options.hardware), budget_nbytes)
+    problem = replace(form.problem, costs=found.costs, variants=found.variants)
+    return replace(form, problem=problem, trials=None)
 
 
 def seconds_in_outline(form: FormProblem, options: Options) -> float:
@@ -125,14 +136,18 @@ class _Search:
             self.decide_s += perf_counter() - begin
 
     def look_at(self, form: FormProblem, plan: Plan | None = None) -> None:
-        """`plan`: where it is known already."""
+        """`plan`: where it is known already. What does not fit as far as it was tried is tried to the end."""
         try:
             plan = plan or self.decided(form.problem)
         except Infeasible as reason:
+            more = more_tried(form, self.options) if self.best is None else None
+            if more is not None:
+                return self.look_at(more)
             self.refusals.append((form.problem.form, reason))
-            return
+            return None
         if self.best is None or plan.step_time_s < self.best[1].step_time_s:
             self.best = form, plan
+        return None
 
     def is_good_enough(self, share: float) -> bool:
         return self.best is not None and self.best[1].step_time_s <= self.kept_s * (1 + share)

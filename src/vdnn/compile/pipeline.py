@@ -72,10 +72,13 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     inputs = describe_inputs(joint.graph, step.plain_inputs)
     lowered = lower(joint, inputs, step.num_forward_outputs, name=step.name)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    costs, variants = estimate(lowered, options)
-    problem = Problem(graph, costs, options.hardware, variants=variants, lossy=options.lossy, density=options.density)
+    found = estimate(lowered, options)
+    problem = Problem(
+        graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
+    )
     budget_nbytes = resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes)
-    return FormProblem(joint, lowered, step.num_forward_outputs, replace(problem, budget_nbytes=budget_nbytes))
+    asked = replace(problem, budget_nbytes=budget_nbytes)
+    return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
 
 
 def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iterator[FormProblem]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import fx
 
 from vdnn.capture.lower import InputInfo, Lowered
+from vdnn.cost.tried import Trials
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 
@@ -37,6 +38,8 @@ class FormProblem:
     num_forward_outputs: int
     problem: Problem
     traced: FormProblem | None = None
+    trials: Trials | None = None
+    """Where its costs come from, and what may still be tried."""
 
 
 @dataclass(frozen=True)

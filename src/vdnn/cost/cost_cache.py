@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
@@ -22,7 +22,7 @@ from vdnn.hardware.machine import fingerprint
 
 log = logging.getLogger(__name__)
 
-_COSTS_FILE = "costs-v5.sqlite3"  # a change in what is measured, or how, takes the next number
+_COSTS_FILE = "costs-v6.sqlite3"  # a change in what is measured, or how, takes the next number
 _LOCK_WAIT_S = 10.0  # a writer holds the file for milliseconds; more than this is a file system without locks
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS cost (
@@ -64,10 +64,15 @@ class CostCache:
 
     def store(self, key: str, cost: OpCost) -> None:
         """Kept at once, so that an interrupted run has not measured for nothing."""
+        self.store_all({key: cost})
+
+    def store_all(self, costs: Mapping[str, OpCost]) -> None:
+        """Many at once: a file is written as often as it is asked to, and each time takes milliseconds."""
         machine = self.machine
-        self._here[machine, key] = cost
-        row = (machine, key, cost.seconds, cost.workspace_nbytes, cost.source, cost.exact)
-        self._on_disk(lambda file: file.execute(_INSERT, row))
+        self._here |= {(machine, key): cost for key, cost in costs.items()}
+        rows = [(machine, key, c.seconds, c.workspace_nbytes, c.source, c.exact) for key, c in costs.items()]
+        if rows:
+            self._on_disk(lambda file: file.executemany(_INSERT, rows))
 
     def _on_disk(self, action: Callable[[sqlite3.Connection], T]) -> T | None:
         """Do it in the file, in one transaction; None when there is no usable file."""

@@ -57,14 +57,23 @@ class OpVariant:
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """`make` allocates inputs and returns a function that runs the op once on them and returns its outputs.
+    """`make` allocates inputs and returns a function that runs the op once on them and returns its outputs;
+    `make_quickly` does so with inputs that are all alike.
 
-    Calls with the same key cost the same: it names the op, shapes, strides, dtypes and scalars.
+    Calls with the same key cost the same: it names the op, shapes, strides, dtypes and scalars. Calls of one family
+    are of the same op in the same layout. `nbytes` is what inputs and outputs take, the latter `out_nbytes` of it.
     """
 
     key: str
     make: Callable[[], Run]
     variants: tuple[OpVariant, ...] = ()
+    make_quickly: Callable[[], Run] | None = None
+    make_variants: Callable[[Iterable[str]], tuple[Run, dict[str, Run]]] | None = None
+    """The op itself and some of its variants by name, all on the same inputs."""
+
+    family: str = ""
+    nbytes: int = 0
+    out_nbytes: int = 0
 
 
 Progress = Callable[[int, int], None]
@@ -145,8 +154,10 @@ def _known_or_measured(
     progress: Progress | None,
 ) -> dict[str, OpCost]:
     costs = cache.lookup(keys)
-    unsure = {key for key, cost in costs.items() if cost.source == DISTURBED}
-    unsure = unsure if unsure and share_now() <= QUIET_SHARE else set()
+    unsure = {key for key, cost in costs.items() if cost.source != MEASURED}
+    unsure = (
+        unsure if unsure and share_now() <= QUIET_SHARE else {key for key in unsure if costs[key].source != DISTURBED}
+    )
     unknown = [key for key in keys if key not in costs or key in unsure]
     begin, report = perf_counter(), progress or _announcement()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):

@@ -11,14 +11,15 @@ can be compared. For that the inputs have both signs and stretches of zeros, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import fx
 
-from vdnn.capture.lower import Lowered
-from vdnn.capture.nodes import op_of, tensor_of, value_of
+from vdnn.capture.lower import Lowered, mutated_by
+from vdnn.capture.nodes import op_of, tensor_of, tensors_of, value_of
 from vdnn.capture.ops.information import op_name
 from vdnn.convolutions.compute import COMPUTE
 from vdnn.convolutions.traced import variant_arguments, variants_of
@@ -41,7 +42,28 @@ def may_be_tried(op: Op) -> bool:
 def _call(node: fx.Node, op: Op) -> OpCall | None:
     if op.has(Trait.VIEW) or not may_be_tried(op) or not isinstance(node.target, OpOverload):
         return None
-    return OpCall(_key(node), lambda: _make(node, _invented), tuple(_variant(node, name) for name in variants_of(node)))
+    in_nbytes = sum(_extent_nbytes(tensor) for tensor in map(tensor_of, node.all_input_nodes) if tensor is not None)
+    made = () if mutated_by(node) else tensors_of(node)  # what writes over an input makes nothing
+    out_nbytes = sum(_extent_nbytes(tensor) for tensor in made if tensor is not None)
+    return OpCall(
+        _key(node),
+        lambda: _make(node, _invented),
+        tuple(_variant(node, name) for name in variants_of(node)),
+        lambda: _make(node, _all_alike),
+        lambda names: _make_variants(node, names),
+        _family(node),
+        in_nbytes + out_nbytes,
+        out_nbytes,
+    )
+
+
+def _family(node: fx.Node) -> str:
+    """Calls that need workspaces in like proportion: of one op, type and layout."""
+    first = next((tensor for tensor in map(tensor_of, node.all_input_nodes) if tensor is not None), None)
+    if first is None:
+        return str(node.target)
+    is_last = first.dim() == 4 and first.is_contiguous(memory_format=torch.channels_last)
+    return f"{node.target} {first.dtype} {'channels_last' if is_last else 'plain'}"
 
 
 def _variant(node: fx.Node, name: str) -> OpVariant:
@@ -78,11 +100,16 @@ def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
 
 def _make_both(node: fx.Node, variant: str) -> tuple[Run, Run]:
     """A variant, and the op itself on the same inputs."""
-    inputs = _Inputs(_both_signs_and_zeros)
-    function, arguments = COMPUTE[op_of(node)], variant_arguments(node, variant)
-    args, kwargs, others = fx.map_arg((node.args, dict(node.kwargs), arguments), inputs.make)
-    target: Any = node.target
-    return lambda: function(*others), lambda: target(*args, **kwargs)
+    op, runs = _make_variants(node, [variant])
+    return runs[variant], op
+
+
+def _make_variants(node: fx.Node, variants: Iterable[str]) -> tuple[Run, dict[str, Run]]:
+    """The op itself, and variants by name, all on the same inputs."""
+    inputs, target, function = _Inputs(_both_signs_and_zeros), cast(Any, node.target), COMPUTE[op_of(node)]
+    args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), inputs.make)
+    given = {name: fx.map_arg(variant_arguments(node, name), inputs.make) for name in variants}
+    return partial(target, *args, **kwargs), {name: partial(function, *others) for name, others in given.items()}
 
 
 class _Inputs:
@@ -107,6 +134,13 @@ def _invented(like: torch.Tensor) -> torch.Tensor:
     return flat.as_strided(tuple(like.shape), like.stride())
 
 
+def _all_alike(like: torch.Tensor) -> torch.Tensor:
+    """Enough for an op that is run to see what it needs; random numbers would take longer than most ops."""
+    flat = _flat(like)
+    flat = flat.fill_(0.5) if like.dtype.is_floating_point else flat.zero_()
+    return flat.as_strided(tuple(like.shape), like.stride())
+
+
 def _both_signs_and_zeros(like: torch.Tensor) -> torch.Tensor:
     flat = _flat(like).normal_()
     flat[::3] = 0
@@ -116,6 +150,13 @@ def _both_signs_and_zeros(like: torch.Tensor) -> torch.Tensor:
 
 def _flat(like: torch.Tensor) -> torch.Tensor:
     # Flat, to be laid out when filled: an expanded tensor repeats elements and could not be filled itself.
+    return torch.empty(_extent(like), dtype=like.dtype)
+
+
+def _extent(like: torch.Tensor) -> int:
     sizes = zip(like.shape, like.stride(), strict=True)
-    extent = 1 + sum((size - 1) * step for size, step in sizes) if like.numel() else 0
-    return torch.empty(extent, dtype=like.dtype)
+    return 1 + sum((size - 1) * step for size, step in sizes) if like.numel() else 0
+
+
+def _extent_nbytes(like: torch.Tensor) -> int:
+    return _extent(like) * like.element_size()

@@ -145,7 +145,8 @@ def planner_digest() -> str:
 
 def _is_measured(problem: Problem) -> bool:
     sources = [source for _, source in problem.hardware.sources]
-    return any(source.startswith("measured") for source in (*sources, *(cost.source for cost in problem.costs.ops)))
+    sources += [cost.source for cost in problem.costs.ops]
+    return any(source.startswith(("measured", "tried", "expected", "seen")) for source in sources)
 
 
 def _kept(plan: Plan) -> dict[str, Any]:

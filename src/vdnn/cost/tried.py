@@ -1,0 +1,229 @@
+"""What ops need, seen by running each distinct one once: enough for a first plan, in about the time of a few steps.
+
+Enters: one `OpCall` per op, and the room in which they may be run. Leaves: a `CostTable` with true workspaces and
+first times, and what the largest workspaces would be in other ways. The one idea: **a workspace must be true from the
+first step on, a time need not be**. A workspace shows itself in a single run; times are corrected by the training steps
+themselves (`compile/replanning.py`). So there are no groups and no repeats as in `measured.py`, inputs are of one
+number, and one op's tensors exist at a time.
+
+Note: [Trials stay inside the budget]
+An op is run only if its inputs, its outputs and the workspace that is expected of it fit into the room. Small ops come
+first, and show how much workspace ops of their family take for each byte that they read and write; of a family that
+nobody has seen as much is expected as it reads and writes. What does not fit is priced by the roofline, with the
+workspace that is expected.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+
+from vdnn.cost.cost_cache import CostCache
+from vdnn.cost.measured import VIEW, WORTHWHILE_NBYTES, OpCall, OpVariant, Progress, same_bits, undominated
+from vdnn.cost.op_memory import workspace_nbytes
+from vdnn.cost.stopwatch import Run
+from vdnn.cost.table import CostTable, OpCost
+from vdnn.cost.timed_groups import naming
+
+log = logging.getLogger(__name__)
+
+TRIED, OUTLINE = "tried", "expected"
+"""The sources of a cost that a single run has shown, and of one that could not be run."""
+
+LONG_RUN_S = 0.02  # a run of so long is not repeated: what a library prepares at its first call hardly shows in it
+LITTLE_GAIN = 0.75  # of an op's time: a single run of a variant seems faster than it is, by up to so much
+EXPECTED_WORKSPACE = (
+    1.0  # of what an op reads and writes: a convolution that reorders all of it; nothing seen took more
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One run: its seconds and its workspace."""
+
+    seconds: float
+    workspace_nbytes: int
+
+
+class Trials:
+    """What is tried of one captured step. `room_nbytes` bounds what a trial may allocate; None: nothing does.
+    `outline` prices the ops that may not be run."""
+
+    def __init__(
+        self,
+        calls: Sequence[OpCall | None],
+        outline: CostTable,
+        cache: CostCache,
+        *,
+        room_nbytes: int | None = None,
+        exact: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        self._calls, self._outline, self._cache = [call or VIEW for call in calls], outline, cache
+        self._room_nbytes, self._exact, self._progress = room_nbytes, exact, progress
+        self._ratios: dict[str, float] = {}
+        self._costs = self._known_or_tried()
+        self._of_variants: dict[str, OpCost] = cache.lookup(self._wanted())
+
+    @property
+    def costs(self) -> CostTable:
+        return CostTable(tuple(self._costs[call.key] for call in self._calls))
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of every op, by moment: under these its cost is remembered."""
+        return tuple(call.key for call in self._calls)
+
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to try in this room."""
+        return not self._untried()
+
+    def has_outlines(self) -> bool:
+        """Whether ops were too large to be tried."""
+        return any(self._costs[call.key].source == OUTLINE for call in self._calls)
+
+    def variants(self) -> dict[int, tuple[OpCost, ...]]:
+        """For each op with a choice: the ways of computing it, itself among them, that are faster or smaller than all
+        others; fastest first. Of those that were tried so far."""
+        choices = {}
+        for moment, call in enumerate(self._calls):
+            found = [
+                replace(self._of_variants[key], variant=variant.name)
+                for key, variant in _offered(call, self._exact)
+                if key in self._of_variants and self._is_worthwhile(call)
+            ]
+            usable = [cost for cost in found if cost.exact or not self._exact]
+            choice = undominated([self._costs[call.key], *usable])
+            if len(choice) > 1 or choice[0].variant:
+                choices[moment] = choice
+        return choices
+
+    def try_rest(self, room_nbytes: int | None) -> None:
+        """All that is left, in as much room as this: for a step that does not fit as far as it is known."""
+        self._room_nbytes = room_nbytes
+        self._costs = self._known_or_tried()
+        self.try_variants()
+
+    def try_variants(self, seconds: float | None = None) -> None:
+        """Other ways of computing ops, those with the largest workspaces first, for so long at most."""
+        begin = perf_counter()
+        calls = self._untried()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for done, call in enumerate(calls, start=1):
+                if seconds is not None and perf_counter() - begin >= seconds:
+                    break
+                found = self._tried_variants(call)
+                self._cache.store_all(found)
+                self._of_variants |= found
+                self._tell(done, len(calls))
+        left = self._untried()
+        log.info(
+            "tried variants of %d ops in %.1f s, %d left", len(calls) - len(left), perf_counter() - begin, len(left)
+        )
+
+    def _known_or_tried(self) -> dict[str, OpCost]:
+        distinct = {call.key: call for call in self._calls}
+        costs = self._cache.lookup(distinct)
+        for key, cost in costs.items():
+            self._learn(distinct[key], cost.workspace_nbytes)
+        unknown = sorted((call for key, call in distinct.items() if key not in costs), key=lambda call: call.nbytes)
+        moment_of = {call.key: moment for moment, call in enumerate(self._calls)}
+        begin, found = perf_counter(), {}
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            for done, call in enumerate(unknown, start=1):
+                if self._fits(call):
+                    found[call.key] = _tried(call)
+                    self._learn(call, found[call.key].workspace_nbytes)
+                else:
+                    outline = self._outline[moment_of[call.key]]
+                    costs[call.key] = OpCost(outline.seconds, self._expected(call), OUTLINE)
+                self._tell(done, len(unknown))
+        self._cache.store_all(found)
+        log.info("tried %d of %d distinct ops in %.1f s", len(found), len(distinct), perf_counter() - begin)
+        return costs | found
+
+    def _fits(self, call: OpCall, extra_nbytes: int = 0) -> bool:
+        """Note: [Trials stay inside the budget]"""
+        return self._room_nbytes is None or call.nbytes + self._expected(call) + extra_nbytes <= self._room_nbytes
+
+    def _expected(self, call: OpCall) -> int:
+        return int(call.nbytes * self._ratios.get(call.family, EXPECTED_WORKSPACE))
+
+    def _learn(self, call: OpCall, workspace_nbytes: int) -> None:
+        if call.nbytes:
+            self._ratios[call.family] = max(self._ratios.get(call.family, 0.0), workspace_nbytes / call.nbytes)
+
+    def _is_worthwhile(self, call: OpCall) -> bool:
+        return self._costs[call.key].workspace_nbytes >= WORTHWHILE_NBYTES
+
+    def _wanted(self) -> list[str]:
+        return [key for call in self._calls if self._is_worthwhile(call) for key, _ in _offered(call, self._exact)]
+
+    def _untried(self) -> list[OpCall]:
+        """Calls with variants that nobody has tried and that can be, those with the largest workspaces first."""
+        distinct = {call.key: call for call in self._calls if self._is_worthwhile(call)}
+        left = [
+            call
+            for call in distinct.values()
+            if self._fits(call, call.out_nbytes)
+            and any(key not in self._of_variants for key, _ in _offered(call, self._exact))
+        ]
+        return sorted(left, key=lambda call: -self._costs[call.key].workspace_nbytes)
+
+    def _tried_variants(self, call: OpCall) -> dict[str, OpCost]:
+        """Held to the bits of the op itself. What is larger than the op and slower is of no use to anybody."""
+        assert call.make_variants is not None, f"{call.key} has no variants"
+        names = {key: variant for key, variant in _offered(call, self._exact) if key not in self._of_variants}
+        with naming(call.key):
+            op, runs = call.make_variants([variant.name for variant in names.values()])
+            results: list[object] = []
+            op_s = _seen(op, results.append).seconds
+            return {key: self._variant_cost(call, v, runs[v.name], results[0], op_s) for key, v in names.items()}
+
+    def _variant_cost(self, call: OpCall, variant: OpVariant, run: Run, of_op: object, op_s: float) -> OpCost:
+        results: list[object] = []
+        first = _seen(run, results.append)
+        exact = variant.may_be_exact and same_bits(results.pop(), of_op)
+        seen = first if first.seconds >= LONG_RUN_S else _seen(run)
+        ratio = min(first.seconds, seen.seconds) / op_s
+        ratio = 1.0 if LITTLE_GAIN <= ratio < 1.0 else ratio
+        return OpCost(self._costs[call.key].seconds * ratio, seen.workspace_nbytes, TRIED, exact=exact)
+
+    def _tell(self, done: int, total: int) -> None:
+        if self._progress is not None:
+            self._progress(done, total)
+
+
+def _offered(call: OpCall, exact: bool) -> list[tuple[str, OpVariant]]:
+    """As `measured.py` names them."""
+    return [(f"{call.key} as {v.name}", v) for v in call.variants if v.may_be_exact or not exact]
+
+
+def _tried(call: OpCall) -> OpCost:
+    with naming(call.key):
+        run = (call.make_quickly or call.make)()
+        first = _seen(run)
+        # The first call may also have made what the library keeps for good: the second is the one to believe.
+        seen = first if first.seconds >= LONG_RUN_S else _seen(run)
+        return OpCost(min(first.seconds, seen.seconds), seen.workspace_nbytes, TRIED)
+
+
+def _seen(run: Run, keep: Callable[[object], None] | None = None) -> Seen:
+    """One run, and what it showed; `keep` is given what it returned."""
+    seconds = 0.0
+
+    def timed() -> object:
+        nonlocal seconds
+        begin = perf_counter()
+        result = run()
+        seconds = perf_counter() - begin
+        if keep is not None:
+            keep(result)
+        return result
+
+    workspace = workspace_nbytes(timed)
+    return Seen(seconds, workspace)

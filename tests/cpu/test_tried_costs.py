@@ -1,0 +1,130 @@
+"""Ops that are run once: their workspaces are those of a measurement, and no trial takes more than its room."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tiers import DISK
+
+import vdnn
+from vdnn.cost.cost_cache import CostCache
+from vdnn.cost.measured import OpCall, OpVariant, Run, measure
+from vdnn.cost.table import CostTable, OpCost
+from vdnn.cost.tried import OUTLINE, TRIED, Trials
+from vdnn.errors import Infeasible
+from vdnn.units import KiB, MiB
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> CostCache:
+    return CostCache(tmp_path / "costs.sqlite3")
+
+
+class Needy:
+    """An op that reads nothing, writes `out_nbytes` and needs a workspace; counts its runs."""
+
+    def __init__(self, out_nbytes: int, workspace_nbytes: int) -> None:
+        self.out_nbytes, self.workspace_nbytes, self.num_runs = out_nbytes, workspace_nbytes, 0
+
+    def run(self) -> torch.Tensor:
+        self.num_runs += 1
+        result = torch.zeros(self.out_nbytes, dtype=torch.uint8)
+        torch.empty(self.workspace_nbytes, dtype=torch.uint8)
+        return result
+
+    def call(self, variants: dict[str, Callable[[], torch.Tensor]] | None = None) -> OpCall:
+        offered = variants or {}
+
+        def make_variants(names: object) -> tuple[Run, dict[str, Run]]:
+            return self.run, dict(offered)
+
+        return OpCall(
+            f"needy {self.out_nbytes}",
+            lambda: self.run,
+            tuple(OpVariant(name, lambda: (self.run, self.run)) for name in offered),
+            make_variants=make_variants,
+            family="needy",
+            nbytes=self.out_nbytes,
+            out_nbytes=self.out_nbytes,
+        )
+
+
+def tried(calls: list[OpCall | None], cache: CostCache, room_nbytes: int | None = None) -> Trials:
+    outline = CostTable(tuple(OpCost(0.125) for _ in calls))
+    return Trials(calls, outline, cache, room_nbytes=room_nbytes)
+
+
+def test_a_workspace_is_true_after_one_trial_and_is_remembered(cache: CostCache):
+    op = Needy(64 * KiB, 3 * MiB)
+    first = tried([op.call(), None, op.call()], cache).costs
+    assert [cost.workspace_nbytes for cost in first.ops] == [3 * MiB, 0, 3 * MiB]
+    assert {cost.source for cost in first.ops} == {TRIED}
+    runs = op.num_runs
+    assert tried([op.call()], cache).costs[0] == first[0]
+    assert op.num_runs == runs <= 2
+
+
+def test_an_op_that_was_only_tried_is_measured_by_who_asks_for_measurements(cache: CostCache):
+    op = Needy(64 * KiB, 0)
+    tried([op.call()], cache)
+    assert measure([op.call()], cache)[0].source != TRIED
+
+
+def test_what_small_ops_need_says_whether_a_large_one_may_be_run(cache: CostCache):
+    """Without the small one nobody would know that this family needs four times what it writes."""
+    small, large = Needy(128 * KiB, 512 * KiB), Needy(4 * MiB, 16 * MiB)
+    found = tried([large.call(), small.call()], cache, room_nbytes=12 * MiB)
+    assert large.num_runs == 0
+    assert found.costs[0] == OpCost(0.125, 16 * MiB, OUTLINE)
+    assert found.has_outlines()
+    found.try_rest(32 * MiB)
+    assert found.costs[0].source == TRIED
+    assert not found.has_outlines()
+
+
+def test_a_family_without_workspaces_may_fill_the_room(cache: CostCache):
+    small, large = Needy(128 * KiB, 0), Needy(4 * MiB, 0)
+    found = tried([large.call(), small.call()], cache, room_nbytes=4 * MiB)
+    assert found.costs[0].source == TRIED
+
+
+def test_variants_are_held_to_the_bits_of_the_op(cache: CostCache):
+    op = Needy(64 * KiB, 8 * MiB)
+    other = {
+        "lean": lambda: torch.zeros(64 * KiB, dtype=torch.uint8),
+        "wrong": lambda: torch.ones(64 * KiB, dtype=torch.uint8),
+    }
+    found = tried([op.call(other)], cache)
+    assert found.variants() == {}
+    found.try_variants(seconds=0.0)
+    assert not found.is_complete(), "no time was given"
+    found.try_variants()
+    assert found.is_complete()
+    assert {cost.variant for cost in found.variants()[0]} - {""} == {"lean"}
+
+
+def test_workspaces_are_those_of_a_measurement():
+    """The peak that a budget is a share of is the same either way."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 5), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
+    images = torch.randn(8, 3, 24, 24)
+    plans = [vdnn.plan(model, (images,), budget="100%", costs=how, device=DISK) for how in ("tried", "measured")]
+    one, other = ([cost.workspace_nbytes for cost in plan.problem.costs.ops] for plan in plans)
+    assert one == other
+    assert max(one) > 0
+    assert plans[0].problem.budget_nbytes == plans[1].problem.budget_nbytes
+
+
+def test_a_budget_that_needs_a_smaller_way_to_compute_an_op_is_still_met():
+    """All ways are tried before a step is refused, whatever time that takes."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Flatten())
+    images = torch.randn(16, 16, 32, 32)
+
+    def least(how: str) -> int:
+        with pytest.raises(Infeasible) as refusal:
+            vdnn.plan(model, (images,), budget=1, costs=how, device=DISK)
+        return refusal.value.minimum_nbytes
+
+    assert least("tried") == least("measured")
