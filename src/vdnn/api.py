@@ -69,6 +69,9 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     `compiler="inductor"` has TorchInductor fuse ops into kernels wherever the kernels keep to the plan's bytes; each is
     held to 1e-5 of eager mode, so results are no longer those of eager mode bit for bit.
 
+    `verify_spills=True` adds a checksum to all that goes to disk: a bit that has changed there is an error that names
+    the tensor, where it would have been a wrong gradient.
+
     `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
     for this machine.
     """
@@ -147,21 +150,25 @@ def tensor_cache(
     `policy="lru"`, the least recently used first; "next-use", what the step before asked for latest. `encode` lets
     storages with many zeros, and booleans, be held in a shorter form of the same bits.
 
+    `verify_spills=True` adds a checksum to all that goes to disk; a bit that has changed there is an error.
+
     `over_budget="raise"` raises `Infeasible` when what cannot leave exceeds the budget; "warn" warns and goes on.
     `print(cache.report())` says what it did.
     """
     if over_budget not in ("raise", "warn"):
         raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
     check_names(options, TierOptions, "tensor_cache")
-    hardware = Options(device=device, **options).hardware
+    known = Options(device=device, **options)
+    hardware = known.hardware
     accelerator = torch.accelerator.current_accelerator()
     tiers = [tier.name for tier in hardware.tiers[1:]]
     if accelerator is not None and "host" not in tiers:
         tiers.insert(0, "host")  # what is behind an accelerator's memory, whatever this machine is described as
+    asked = AskedTiers.of(hardware, known.spill_dir, accelerator or "cpu", verify_spills=known.verify_spills)
     return TensorCache(
         parse_nbytes(budget),
         tiers,
-        SharedTiers(shared_runtime(), AskedTiers.of(hardware, options.get("spill_dir"), accelerator or "cpu")),
+        SharedTiers(shared_runtime(), asked),
         policy=policy,
         encode=encode,
         over_budget=over_budget,

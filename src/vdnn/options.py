@@ -36,7 +36,7 @@ Amount = int | str
 
 def described(text: str, *, metavar: str = "", switch: str = "") -> Mapping[str, str]:
     """What Python users and `--help` read of a field. On the command line its value is shown as `metavar`; a truth has
-    the `switch` that turns it off; what has neither is for Python alone."""
+    the `switch` that makes it the other one than its default; what has neither is for Python alone."""
     return {"text": text, "metavar": metavar, "switch": switch}
 
 
@@ -135,6 +135,14 @@ class Options:
     spill_dir: str | None = field(default=None, metadata=described("Where feature maps go on disk.", metavar="DIR"))
     """A private file is made there. None: VDNN_DISK_DIR, or the system's place for large temporary files."""
 
+    verify_spills: bool = field(
+        default=False,
+        metadata=described(
+            "Check that what comes back from disk is what was written there, by a checksum of every piece. A bit that"
+            " has changed is an error that names the tensor.",
+            switch="--verify-spills",
+        ),
+    )
     progress: Callable[[int, int], None] | None = field(
         default=None, metadata=described("Called with (done, total) while ops are measured.")
     )
@@ -159,8 +167,9 @@ class Options:
             )
         if not (isinstance(self.density, (int, float)) and 0 < self.density <= 1):
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
-        if not isinstance(self.exact, bool):
-            raise InvalidInput(f"exact is True or False, not {self.exact!r}")
+        for name in ("exact", "verify_spills"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
         if self.compiler not in COMPILERS:
             raise InvalidInput(f"compiler is 'eager' or 'inductor', not {self.compiler!r}")
         if self.costs not in (None, *COSTS):
@@ -216,11 +225,12 @@ class Options:
 
 
 class TierOptions(TypedDict, total=False):
-    """How much the slower tiers hold, and where."""
+    """How much the slower tiers hold, where, and whether that is checked."""
 
     host_budget: Amount | None
     disk_budget: Amount | None
     spill_dir: str | None
+    verify_spills: bool
 
 
 class PlanOptions(TypedDict, total=False):

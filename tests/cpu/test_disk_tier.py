@@ -72,15 +72,21 @@ positions = st.one_of(st.sampled_from([0, 64, 512, PAGE - 1]), st.integers(0, 2 
 
 
 @examples(60)
-@given(nbytes=st.integers(0, 5 * PAGE), source_at=positions, target_at=positions, is_direct=st.booleans())
+@given(
+    nbytes=st.integers(0, 5 * PAGE),
+    source_at=positions,
+    target_at=positions,
+    is_direct=st.booleans(),
+    verify=st.booleans(),
+)
 def test_bytes_come_back_into_any_alignment_and_touch_nothing_else(
-    tmp_path_factory: pytest.TempPathFactory, nbytes: int, source_at: int, target_at: int, is_direct: bool
+    tmp_path_factory: pytest.TempPathFactory, nbytes: int, source_at: int, target_at: int, is_direct: bool, verify: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         if not is_direct:
             patch.setattr(disk_file, "direct_flag", lambda: 0)
         patch.setattr(disk_module, "CHUNK_NBYTES", 2 * PAGE)
-        store = DiskStore(tmp_path_factory.getbasetemp())
+        store = DiskStore(tmp_path_factory.getbasetemp(), verify=verify)
         source = random_bytes(8 * PAGE)[source_at : source_at + nbytes]
         place, arena = store.reserve(nbytes), torch.full((8 * PAGE,), 7, dtype=torch.uint8)
         place.write(source)
@@ -330,6 +336,39 @@ def test_half_of_a_large_tensor_that_fails_in_the_second_thread_fails_the_whole(
     monkeypatch.setattr(os, "preadv", fail_late)
     with pytest.raises(TierFailed, match="Input/output error"):
         round_trip(store, 32 * MiB)
+
+
+def flip(descriptor: int, offset: int) -> None:
+    """One bit of a file, through a descriptor of our own: the tier's may go around the page cache."""
+    with open(f"/proc/self/fd/{descriptor}", "r+b", buffering=0) as file:
+        file.seek(offset)
+        [byte] = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+        os.fsync(file.fileno())
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="the file has no name but there")
+@pytest.mark.parametrize("target_at", [0, 64], ids=["straight", "staged"])
+@pytest.mark.parametrize("flipped_at", [3 * PAGE, 19 * MiB], ids=["first chunk", "last chunk"])
+def test_a_bit_that_has_changed_on_disk_is_noticed(tmp_path: Path, target_at: int, flipped_at: int) -> None:
+    store = DiskStore(tmp_path, verify=True)
+    source = random_bytes(20 * MiB)
+    place, memory = store.reserve(20 * MiB), torch.empty(20 * MiB + PAGE, dtype=torch.uint8)
+    begin = (source.data_ptr() - memory.data_ptr() + target_at) % PAGE
+    target = memory[begin : begin + 20 * MiB]
+    place.write(source)
+    place.read(target)
+    assert torch.equal(source, target)
+    assert store._file is not None
+    flip(store._file._descriptor, flipped_at)
+    with pytest.raises(
+        TierFailed, match=r"came back from the disk tier .* with other bits .* checksum 0x\w{8}, not 0x"
+    ):
+        place.read(target)
+    flip(store._file._descriptor, flipped_at)
+    place.read(target)
+    assert torch.equal(source, target)
 
 
 def test_what_was_never_written_is_not_read(store: DiskStore) -> None:

@@ -141,7 +141,7 @@ def _offered() -> dict[str, inspect.Parameter]:
 
 
 OFFERED = _offered()
-SWITCHED_OFF = {field.name for field in fields(Options) if field.metadata["switch"]}
+SWITCHED_OFF = {field.name for field in fields(Options) if field.metadata["switch"] and field.default}
 
 
 def takes(*names: str, after: str, **defaults: Any) -> Callable[[Callable[..., Answer]], Callable[..., Answer]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
 
-PLANNED = ("budget", "strategy", "lossy", "exact", "plan", "disk_budget", "spill_dir")
+PLANNED = ("budget", "strategy", "lossy", "exact", "plan", "disk_budget", "spill_dir", "verify_spills")
 NumSteps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
 LearningRate = Annotated[float, typer.Option("--lr", metavar="RATE", parser=rate, help="Learning rate.")]
 Seed = Annotated[int, typer.Option(metavar="S", parser=whole, help="Seed of the weights, the batch and dropout.")]

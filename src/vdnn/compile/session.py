@@ -34,7 +34,9 @@ class Session:
 
     def __post_init__(self) -> None:
         self.options = self.options.on_known_hardware()
-        self._tiers = SharedTiers(shared_runtime(), AskedTiers.of(self.options.hardware, self.options.spill_dir))
+        known = self.options
+        asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
+        self._tiers = SharedTiers(shared_runtime(), asked)
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""

@@ -38,12 +38,20 @@ class AskedTiers:
     device: str = "cpu"
     """Where the model's tensors are."""
 
+    verify_spills: bool = False
+    """Whether what comes back from disk is checked."""
+
     @classmethod
     def of(
-        cls, hardware: Hardware, spill_dir: str | os.PathLike[str] | None = None, device: torch.device | str = "cpu"
+        cls,
+        hardware: Hardware,
+        spill_dir: str | os.PathLike[str] | None = None,
+        device: torch.device | str = "cpu",
+        *,
+        verify_spills: bool = False,
     ) -> AskedTiers:
         where = None if spill_dir is None else os.fspath(spill_dir)
-        return cls(hardware.tiers[1:], tuple(_throttle(hardware).items()), where, str(device))
+        return cls(hardware.tiers[1:], tuple(_throttle(hardware).items()), where, str(device), verify_spills)
 
 
 def open_transfers(asked: AskedTiers) -> Transfers:
@@ -60,7 +68,8 @@ def _store(tier: Tier, asked: AskedTiers) -> Store:
     if tier.name == "host":
         return HostStore(tier.nbytes)
     if tier.name == "disk":
-        return DiskStore(disk_dir() if asked.spill_dir is None else asked.spill_dir, tier.nbytes)
+        where = disk_dir() if asked.spill_dir is None else asked.spill_dir
+        return DiskStore(where, tier.nbytes, verify=asked.verify_spills)
     raise InvalidInput(f"there is a tier {tier.name!r}; the runtime has host and disk")
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -33,14 +34,21 @@ NUM_STAGING_BUFFERS = 4  # a copy out and a copy in at once, two threads each; m
 
 class DiskStore:
     """A file in `directory` of at most `capacity_nbytes`, or as much as the disk holds. The directory is looked at
-    now, the file is made at the first `promise` or `reserve`. Bytes of the file are set aside before they are used."""
+    now, the file is made at the first `promise` or `reserve`. Bytes of the file are set aside before they are used.
+    With `verify`, what is read is held against a checksum of what was written, chunk by chunk."""
 
     def __init__(
-        self, directory: str | os.PathLike[str], capacity_nbytes: int | None = None, *, name: str = "disk"
+        self,
+        directory: str | os.PathLike[str],
+        capacity_nbytes: int | None = None,
+        *,
+        name: str = "disk",
+        verify: bool = False,
     ) -> None:
         usable_nbytes(directory, 0)
         self.name = name
         self.directory = os.fspath(directory)
+        self._verifies = verify
         way_out = "Raise disk_budget, or raise budget so that less has to leave."
         self._ledger = Ledger(name, capacity_nbytes, way_out=way_out, lengthen=self._allocate)
         self._staging = StagingPool(NUM_STAGING_BUFFERS, 2 * CHUNK_NBYTES)
@@ -98,18 +106,21 @@ class DiskStore:
                 self._file = DiskFile(self.directory, self.name)
             return self._file
 
-    def write(self, lease: Lease, address: int) -> PageRun:
+    def write(self, lease: Lease, address: int) -> Written:
         """Copy `lease.nbytes` from memory into the file; the answer says how they lie there."""
         file = self._opened()
         run = PageRun.of(address, lease.nbytes, file.page_nbytes)
-        self._in_two(partial(self._write_chunks, file, run, address), list(_chunks(lease, run)), self._write_helper)
-        return run
+        written = Written(run, {} if self._verifies else None)
+        self._in_two(partial(self._write_chunks, file, written, address), list(_chunks(lease, run)), self._write_helper)
+        return written
 
-    def read(self, lease: Lease, run: PageRun, address: int) -> None:
+    def read(self, lease: Lease, written: Written, address: int) -> None:
+        run = written.run
         prefer_huge_pages(address, lease.nbytes)
         is_straight = PageRun.of(address, run.nbytes, run.page_nbytes) == run
-        read_chunks = self._read_straight if is_straight else self._read_staged
-        self._in_two(partial(read_chunks, self._opened(), run, address), list(_chunks(lease, run)), self._read_helper)
+        read_chunk = self._read_straight if is_straight else self._read_staged
+        move = partial(self._read_chunks, self._opened(), written, address, read_chunk)
+        self._in_two(move, list(_chunks(lease, run)), self._read_helper)
 
     def _in_two(self, move: Callable[[Iterator[Chunk]], None], chunks: list[Chunk], helper: Worker) -> None:
         """Two threads take chunks off one list. Returns when both are done, so that the memory may be reused."""
@@ -126,26 +137,53 @@ class DiskStore:
             others.settle()
         return others.wait()
 
-    def _write_chunks(self, file: DiskFile, run: PageRun, address: int, chunks: Iterator[Chunk]) -> None:
+    def _write_chunks(self, file: DiskFile, written: Written, address: int, chunks: Iterator[Chunk]) -> None:
+        run = written.run
         with self._staging.borrow() as staging:
             for chunk in chunks:
                 for slot, position, nbytes in _edges(run, staging, chunk):
                     move_bytes(slot, address + position - run.phase, nbytes)
+                if written.checksums is not None:
+                    written.checksums[chunk.begin] = _checksum(run, address, chunk)
                 file.write(_buffers(run, address, staging, chunk), chunk.offset)
 
-    def _read_straight(self, file: DiskFile, run: PageRun, address: int, chunks: Iterator[Chunk]) -> None:
+    def _read_chunks(
+        self, file: DiskFile, written: Written, address: int, read_chunk: ReadChunk, chunks: Iterator[Chunk]
+    ) -> None:
         with self._staging.borrow() as staging:
             for chunk in chunks:
-                file.read(_buffers(run, address, staging, chunk), chunk.offset)
-                for slot, position, nbytes in _edges(run, staging, chunk):
-                    move_bytes(address + position - run.phase, slot, nbytes)
+                read_chunk(file, written.run, address, staging, chunk)
+                if written.checksums is not None:
+                    self._require_same(written, address, chunk)
 
-    def _read_staged(self, file: DiskFile, run: PageRun, address: int, chunks: Iterator[Chunk]) -> None:
-        with self._staging.borrow() as staging:
-            for chunk in chunks:
-                file.read([raw_bytes(staging, chunk.end - chunk.begin)], chunk.offset)
-                position, nbytes = run.clip(chunk.begin, chunk.end)
-                move_bytes(address + position - run.phase, staging + position - chunk.begin, nbytes)
+    def _read_straight(self, file: DiskFile, run: PageRun, address: int, staging: int, chunk: Chunk) -> None:
+        file.read(_buffers(run, address, staging, chunk), chunk.offset)
+        for slot, position, nbytes in _edges(run, staging, chunk):
+            move_bytes(address + position - run.phase, slot, nbytes)
+
+    def _read_staged(self, file: DiskFile, run: PageRun, address: int, staging: int, chunk: Chunk) -> None:
+        file.read([raw_bytes(staging, chunk.end - chunk.begin)], chunk.offset)
+        position, nbytes = run.clip(chunk.begin, chunk.end)
+        move_bytes(address + position - run.phase, staging + position - chunk.begin, nbytes)
+
+    def _require_same(self, written: Written, address: int, chunk: Chunk) -> None:
+        assert written.checksums is not None
+        expected, found = written.checksums[chunk.begin], _checksum(written.run, address, chunk)
+        if found != expected:
+            position, nbytes = written.run.clip(chunk.begin, chunk.end)
+            raise TierFailed(
+                f"{format_nbytes(nbytes)} came back from the {self.name} tier (a file in {self.directory!r}) with other"
+                f" bits than were written: checksum {found:#010x}, not {expected:#010x}, of the bytes from"
+                f" {position - written.run.phase} on. The gradients of this step would be wrong. Check the disk and"
+                " the memory of this machine, or name another directory."
+            )
+
+
+class Written(NamedTuple):
+    """How a tensor lies in the file, and checksums of its chunks by where they begin, if those are wanted."""
+
+    run: PageRun
+    checksums: dict[int, int] | None
 
 
 def _padded(nbytes: int) -> int:
@@ -156,12 +194,12 @@ def _padded(nbytes: int) -> int:
 class DiskPlace:
     """Room for `nbytes` in the file. What was written last is read; a failed write leaves nothing to read."""
 
-    __slots__ = ("__weakref__", "_lease", "_run", "_store")
+    __slots__ = ("__weakref__", "_lease", "_store", "_written")
 
     def __init__(self, store: DiskStore, lease: Lease) -> None:
         self._store = store
         self._lease = lease
-        self._run: PageRun | None = None
+        self._written: Written | None = None
 
     @property
     def nbytes(self) -> int:
@@ -169,15 +207,15 @@ class DiskPlace:
 
     def write(self, source: torch.Tensor) -> None:
         assert source.numel() == self.nbytes, f"{source.numel()} bytes for a place of {self.nbytes}"
-        self._run = None
-        self._run = self._store.write(self._lease, source.data_ptr())
+        self._written = None
+        self._written = self._store.write(self._lease, source.data_ptr())
 
     def read(self, target: torch.Tensor) -> None:
         assert target.numel() == self.nbytes, f"{target.numel()} bytes from a place of {self.nbytes}"
-        if self._run is None:
+        if self._written is None:
             held = format_nbytes(self.nbytes)
             raise TierFailed(f"reading {held} from the {self._store.name} tier failed: they were never written there")
-        self._store.read(self._lease, self._run, target.data_ptr())
+        self._store.read(self._lease, self._written, target.data_ptr())
 
 
 class Chunk(NamedTuple):
@@ -186,6 +224,15 @@ class Chunk(NamedTuple):
     offset: int
     begin: int
     end: int
+
+
+ReadChunk = Callable[[DiskFile, PageRun, int, int, Chunk], None]
+
+
+def _checksum(run: PageRun, address: int, chunk: Chunk) -> int:
+    """Of the tensor's bytes in a chunk, as they are in memory. Without the interpreter lock: they are many."""
+    position, nbytes = run.clip(chunk.begin, chunk.end)
+    return zlib.crc32(raw_bytes(address + position - run.phase, nbytes))
 
 
 def _chunks(lease: Lease, run: PageRun) -> Iterator[Chunk]:
