@@ -39,6 +39,10 @@ class EncodingTooLarge(VdnnError, RuntimeError):
     """A map was denser than its encoding had been planned for, and nothing else could hold it."""
 
 
+class BudgetExceeded(UserWarning):
+    """A watched step took more than its budget. Says by how much, where, and what was larger than planned."""
+
+
 class TierFull(VdnnError, MemoryError):
     """A slower tier has no room for what the plan sends there. Names the tier, what was asked, what is used, and the
     bound."""

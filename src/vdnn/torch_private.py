@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -108,6 +108,26 @@ tree_flatten = _pytree.tree_flatten
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
 """Nested arguments. Public: no `torch.utils.pytree` in 2.15; the package optree is one more to install."""
+
+
+@contextmanager
+def tangents_traced_as(make: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """While open, AOTAutograd traces the gradient of each output as what `make` makes of the one it would take: a view
+    like the output. What it takes is also the layout into which it brings the real one. Public: none."""
+    from torch._functorch._aot_autograd import collect_metadata_analysis as analysis
+
+    traced = analysis.coerce_tangent_and_suggest_memory_format
+
+    def made(x: torch.Tensor) -> tuple[Any, Any, bool]:
+        shown, layout, is_new = traced(x)
+        is_plain = isinstance(shown, torch.Tensor) and not _python_dispatch.is_traceable_wrapper_subclass(shown)
+        return (make(shown), layout, True) if is_plain else (shown, layout, is_new)
+
+    analysis.coerce_tangent_and_suggest_memory_format = made
+    try:
+        yield
+    finally:
+        analysis.coerce_tangent_and_suggest_memory_format = traced
 
 
 def schema_of(op: OpOverload) -> Any:

@@ -45,6 +45,7 @@ from vdnn.torch_private import (
     functorch_config,
     python_kernels,
     side_effectful_functions,
+    tangents_traced_as,
 )
 
 aten = torch.ops.aten
@@ -169,6 +170,13 @@ def _random_numbers_are_drawn() -> Iterator[None]:
         side_effectful_functions.difference_update(added)
 
 
+def _tensor_of_its_own(tangent: torch.Tensor) -> torch.Tensor:
+    """How autograd hands over the gradient of an output: dense, in the order of dims that the output has, with a
+    storage of its own. Traced as a view like its output (a returned `chunk`, a slice) it would be copied into the
+    strides of one before backward, holes included, and two of them would be taken for one storage."""
+    return torch.empty_like(tangent)
+
+
 class _Traces:
     """How many run inside each other. Who holds the lock may read and write it."""
 
@@ -213,6 +221,7 @@ def _patched() -> Iterator[None]:
             functorch_config.patch(backward_pass_autocast="off"),
             _random_numbers_are_drawn(),
             _layouts_are_the_kernels(),
+            tangents_traced_as(_tensor_of_its_own),
         ):
             yield
     finally:

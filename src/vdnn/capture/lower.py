@@ -34,6 +34,7 @@ from vdnn.capture.nodes import (
     value_of,
 )
 from vdnn.capture.ops.information import alphabet_of, reads_encoded, wanted
+from vdnn.capture.ops.kernel_storages import least_storage_nbytes
 from vdnn.capture.ops.traits import traits_of
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.torch_private import OpOverload, schema_of
@@ -88,6 +89,11 @@ class _Builder:
         self.values.append(Value(name, storage, tuple(tensor.shape), _dtype_name(tensor)))
         self.members[storage].append(value)
         return value
+
+    def takes_at_least(self, value: int, nbytes: int) -> None:
+        """The storage of a new value, where its kernel takes more than was traced."""
+        storage = self.values[value].storage
+        self.nbytes[storage] = max(self.nbytes[storage], nbytes)
 
     def lives_in(self, tensor: torch.Tensor, storage: int) -> None:
         self.storage_of[storage_key(tensor)] = storage
@@ -172,6 +178,10 @@ def _lower_op(
         None if tensor is None else builder.value(tensor, _result_name(node, position, len(tensors)), role)
         for position, tensor in enumerate(tensors)
     ]
+    if written[0] is not None and not mutated:
+        sources = {source: value_of_node[source] for source in node.all_input_nodes if source in value_of_node}
+        storages = {source: builder.nbytes[builder.values[value].storage] for source, value in sources.items()}
+        builder.takes_at_least(written[0], least_storage_nbytes(node, storages))
     effects = [
         builder.value(tensor_of(source), f"{node.name}.{source.name}", role)  # type: ignore[arg-type]
         for source in mutated

@@ -31,6 +31,8 @@ class AheadOfTime:
 
     def prepare(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """The compiled step for these arguments, traced now if their signature is new."""
+        if self._session.begins_again():
+            self._steps.clear()
         signature = signature_of(self._module, args, kwargs)
         if signature not in self._steps:
             self._steps[signature] = self._compile(args, kwargs)

@@ -86,21 +86,28 @@ class JustInTime:
             return compile_dynamo_graph(graph, inputs, session)
 
         self._session, self._fullgraph, self._has_warned = session, fullgraph, False
+        self._plain, self._backend = plain, backend
+        self._compiled = self._nothing_captured_yet()
+
+    def _nothing_captured_yet(self) -> Callable[..., Any]:
         compile_with_limits: Any = (
             torch.compile
         )  # its overloads do not know the last two arguments, its implementation does
-        call = _inlined(plain)
+        call = _inlined(self._plain)
         weakref.finalize(self, forget_captures, call.__code__).atexit = False
-        self._compiled = compile_with_limits(
+        compiled: Callable[..., Any] = compile_with_limits(
             call,
-            backend=backend,
+            backend=self._backend,
             dynamic=False,
-            fullgraph=fullgraph,
+            fullgraph=self._fullgraph,
             recompile_limit=MAX_CAPTURES + 1,
             isolate_recompiles=True,
         )
+        return compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._session.begins_again():
+            self._compiled = self._nothing_captured_yet()
         try:
             with guarding_hooks():  # a hook added later must run
                 returned = self._compiled(*args, **kwargs)

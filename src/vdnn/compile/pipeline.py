@@ -22,6 +22,7 @@ from vdnn.compile.executable import exact_rerun_of, executor_of
 from vdnn.compile.form_choice import choose_form, follow_saved_plan
 from vdnn.compile.forms import forms
 from vdnn.compile.inductor.fuse import fuse
+from vdnn.compile.seen_storages import with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, TracedStep
 from vdnn.options import Options
@@ -51,7 +52,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     programs = [program(half) for half in halves]
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
-    executor = executor_of(plan, halves, programs, session, exact_rerun=exact_rerun)
+    executor = executor_of(plan, halves, programs, session, exact_rerun=exact_rerun, judge=session.seen.judge)
     return halves[0].module, halves[1].module, executor
 
 
@@ -70,7 +71,7 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     require_dense(step.joint.graph)
     joint = tidy(step.joint)
     inputs = describe_inputs(joint.graph, step.plain_inputs)
-    lowered = lower(joint, inputs, step.num_forward_outputs, name=step.name)
+    lowered = with_seen(lower(joint, inputs, step.num_forward_outputs, name=step.name), step.seen)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
     found = estimate(lowered, options)
     problem = Problem(

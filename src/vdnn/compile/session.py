@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
+from vdnn.compile.seen_storages import SeenStorages
 from vdnn.errors import InvalidInput, Unsupported
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.options import Options
@@ -31,6 +32,7 @@ class Session:
     name: str
     options: Options
     executors: list[Executor] = field(default_factory=list)
+    seen: SeenStorages = field(default_factory=SeenStorages)
 
     def __post_init__(self) -> None:
         self.options = self.options.on_known_hardware()
@@ -53,6 +55,14 @@ class Session:
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
+
+    def begins_again(self) -> bool:
+        """Whether what was captured is out of date, and forgotten now: the front end captures again."""
+        if not self.seen.is_stale:
+            return False
+        self.seen.begin_again()
+        self.executors.clear()
+        return True
 
     def next_name(self) -> str:
         return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"

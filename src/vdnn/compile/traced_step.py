@@ -7,11 +7,12 @@ AOTAutograd handed over, and every form of the step is made from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from vdnn.capture.lower import InputInfo, Lowered
+from vdnn.compile.seen_storages import Seen
 from vdnn.cost.tried import Trials
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
@@ -20,12 +21,14 @@ from vdnn.plan.plan import Plan
 @dataclass(frozen=True)
 class TracedStep:
     """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
-    position, as far as somebody knows them."""
+    position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
+    traced."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
     plain_inputs: Sequence[InputInfo]
     name: str
+    seen: Seen = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,13 @@ class KernelLayout(Enum):
     AS_THE_GRADIENT = "as the gradient"  # of elementwise kernels the first argument decides, where layouts differ
 
 
+class KernelStorage(Enum):
+    """How large a storage a kernel leaves its result in, where that is more than the result shows."""
+
+    OF_ELEMENTS = "one element for each that it reads"  # made so, and then shrunk to the result's shape
+    OF_WHOLE = "as large as the storage of its first argument"  # which is copied whole, whatever part is shown
+
+
 class Linear(Enum):
     """How a result is linear in arguments that depend on one tangent. An op without it is not known to be linear."""
 
@@ -165,6 +172,8 @@ class KnownOp:
     """Tracers prefer its Python version, whose bits are not those of the C++ version that eager mode runs."""
     kernel_layout: KernelLayout | None = None
     """The layout of its result, where the stand-in that traces it has another."""
+    kernel_storage: KernelStorage | None = None
+    """The storage of its result, where the stand-in that traces it has a smaller one."""
     inexact_because: str = ""
     """Why no trace of it can be exact."""
     draws: bool = False

@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from vdnn.ir import Trait
-from vdnn.known_ops.known_op import IN_PLACE, Checkpoint, KnownOp, Linear, LinearIfPut, Zeros, alike, same
+from vdnn.known_ops.known_op import (
+    IN_PLACE,
+    Checkpoint,
+    KernelStorage,
+    KnownOp,
+    Linear,
+    LinearIfPut,
+    Zeros,
+    alike,
+    same,
+)
 
 VIEWS = (
     KnownOp("view", chunks="view", linear=Linear.IN_ITS_TENSOR),
@@ -37,9 +47,11 @@ PARTS = (
     *alike("index_select roll", linear=Linear.IN_ITS_TENSOR),
     KnownOp("slice_backward", chunks="slice_backward"),
     KnownOp("select_backward", chunks="select_backward"),
-    KnownOp("slice_scatter", replaces="slice.Tensor", chunks="put_part"),
-    KnownOp("select_scatter", replaces="select.int", chunks="put_part"),
-    KnownOp("diagonal_scatter", replaces="diagonal.default"),
+    KnownOp("slice_scatter", replaces="slice.Tensor", kernel_storage=KernelStorage.OF_WHOLE, chunks="put_part"),
+    KnownOp("select_scatter", replaces="select.int", kernel_storage=KernelStorage.OF_WHOLE, chunks="put_part"),
+    KnownOp("diagonal_scatter", replaces="diagonal.default", kernel_storage=KernelStorage.OF_WHOLE),
+    KnownOp("as_strided_scatter", kernel_storage=KernelStorage.OF_WHOLE),
+    KnownOp("col2im", kernel_storage=KernelStorage.OF_ELEMENTS),
     KnownOp("index_put", in_place=IN_PLACE, linear=LinearIfPut(2)),
     KnownOp("_unsafe_index_put", linear=LinearIfPut(2)),
     *alike("index_add scatter_add", in_place=IN_PLACE, linear=LinearIfPut(3)),

@@ -14,7 +14,7 @@ from torch import fx
 from vdnn.capture.nodes import tensors_of
 from vdnn.rewrite.halves import Half, boxed_module
 from vdnn.runtime.executor import Boxed, Program
-from vdnn.runtime.running_step import mark
+from vdnn.runtime.running_step import mark, saw
 from vdnn.runtime.traced_layouts import TracedLayout, expect
 from vdnn.torch_private import HigherOrderOperator
 
@@ -42,6 +42,7 @@ def marked(half: Half) -> Boxed:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         if node in half.position_of and any(layout is not None for layout in _layouts(node)):
             graph.call_function(expect, (copies[node], _layouts(node), str(node.target)))
+            graph.call_function(saw, (copies[node],))
     return boxed_module(half.module, graph).forward
 
 

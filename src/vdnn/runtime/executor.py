@@ -47,6 +47,9 @@ class OrdinaryStep:
     def mark(self, position: int) -> None:
         raise AssertionError(f"instruction {position} was marked in a program that has no marks")
 
+    def saw(self, results: Sequence[Any]) -> None:
+        raise AssertionError("results were shown in a program that has no marks")
+
     def made(self, results: Sequence[torch.Tensor | None]) -> None:
         pass
 
@@ -94,7 +97,8 @@ class Program:
 
 class Executor:
     """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them,
-    then the tangents. `overwrites` are the positions of those that backward writes into."""
+    then the tangents. `overwrites` are the positions of those that backward writes into. `judge` is told of every step
+    that was watched to its end."""
 
     def __init__(
         self,
@@ -108,8 +112,10 @@ class Executor:
         transfers: Callable[[], Transfers],
         exact_rerun: ExactRerun | None = None,
         watched: bool = True,
+        judge: Callable[[Plan, WatchedStep], None] | None = None,
     ) -> None:
         self.plan = plan
+        self._judge = judge
         self._exact_rerun = exact_rerun
         self.measured = Measured()
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
@@ -180,6 +186,8 @@ class Executor:
             gradients = program(args)
         step.end_half()
         self.measured.timeline = step.timeline
+        if self._judge is not None:
+            self._judge(self.plan, step)
         return gradients
 
     def _remember(self, step: Step, args: Sequence[Any]) -> None:

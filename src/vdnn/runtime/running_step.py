@@ -34,6 +34,8 @@ class Step(Protocol):
 
     def mark(self, position: int) -> None: ...
 
+    def saw(self, results: Sequence[Any]) -> None: ...
+
     def made(self, results: Sequence[torch.Tensor | None]) -> None: ...
 
 
@@ -56,6 +58,11 @@ def running(step: Step) -> Iterator[None]:
 
 def mark(position: int) -> None:
     _running.steps[-1].mark(position)
+
+
+def saw(result: Any) -> None:
+    """What the op that was marked last has returned."""
+    _running.steps[-1].saw(result if isinstance(result, (tuple, list)) else (result,))
 
 
 def made(results: Sequence[torch.Tensor | None]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from vdnn.ir import Role
 from vdnn.plan.judge.schedule import Instruction, Kind
@@ -43,15 +44,19 @@ class WatchedStep:
         self.tracker = StorageTracker(lambda position: _ask(role_of_result, position))
         weakref.finalize(self, self.tracker.close).atexit = False
         self.timeline: Timeline | None = None
+        self.larger: dict[int, int] = {}
+        """By position in the graph, the bytes of storages that turned out larger than planned."""
 
     def count_inputs(self, tensors: Sequence[Any], constants: Iterable[Any]) -> None:
         """What exists before the step, by the roles the graph gives it."""
         roles = (self._role_of_value(value) for value in self._graph.inputs)
         for tensor, role in zip(tensors, roles, strict=False):
             self.tracker.count_all([tensor], role)
+        self._compare(tensors, self._graph.inputs)
         self.tracker.count_all(constants, Role.BUFFER)
 
-    def count_tangents(self, tensors: Iterable[Any]) -> None:
+    def count_tangents(self, tensors: Sequence[Any]) -> None:
+        self._compare(tensors, self._graph.tangents)
         self.tracker.count_all(tensors, Role.GRADIENT_MAP)
         self.tracker.settle()
 
@@ -60,6 +65,20 @@ class WatchedStep:
         self._close_instruction(now)
         self._position = position
         self._begin_s[position] = now
+
+    def saw(self, results: Sequence[Any]) -> None:
+        """Results of the op that was marked last, by position."""
+        instruction = self._program[self._position]
+        if instruction.op >= 0:
+            tensors = [result for result in results if isinstance(result, torch.Tensor)]
+            self._compare(tensors, self._graph.ops[instruction.op].writes)
+
+    def _compare(self, tensors: Sequence[Any], values: Sequence[int]) -> None:
+        for tensor, value in zip(tensors, values, strict=False):
+            storage = self._graph.values[value].storage
+            nbytes = tensor.untyped_storage().nbytes() if isinstance(tensor, torch.Tensor) else 0
+            if nbytes > self._graph.storages[storage].nbytes:
+                self.larger[storage] = max(nbytes, self.larger.get(storage, 0))
 
     def made(self, results: Sequence[Any]) -> None:
         """Results of one op, by position, that were made out of the tracker's sight."""

@@ -27,6 +27,7 @@ from vdnn.capture.tidy.eager_writes import draw_random_numbers_in_place, update_
 from vdnn.capture.tidy.in_place import write_into_dead_inputs
 from vdnn.capture.tidy.loss_backward import write_over_log_probabilities
 from vdnn.capture.tidy.peak import keep_all_peak_nbytes
+from vdnn.capture.tidy.shown_parts import copy_what_is_shown
 from vdnn.capture.tidy.two_phases import (
     keep_getitems_with_their_op,
     protect_mutated_inputs,
@@ -61,6 +62,7 @@ PASSES = (
     Pass("views", take_views_in_backward, "a plan moves whole storages, and no view of one may stay behind"),
     Pass("loss-backward", write_over_log_probabilities),
     Pass("in-place", write_into_dead_inputs),
+    Pass("copies", copy_what_is_shown, "a plan must know where in its storage a copy begins"),
 )
 """In the one order in which each finds what the one before it left."""
 

@@ -1,0 +1,83 @@
+"""What watched steps saw of storages that a trace has too small, and the plan that is made again for it.
+
+Enters: watched steps, each with its plan. Leaves: for the next capture of the model the bytes that those storages
+really take, and a warning where a step took more than its budget. The one idea: a plan stands on what the trace says
+of storages; a kernel may take more for its result, a gradient may arrive as a part of something larger. One step shows
+it, and the model is captured and planned again with that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from vdnn.capture.lower import Lowered
+from vdnn.errors import BudgetExceeded
+from vdnn.ir import Graph
+from vdnn.plan.plan import Plan
+from vdnn.runtime.watched_step import WatchedStep
+from vdnn.units import format_nbytes
+
+Seen = Mapping[tuple[str, int], int]
+"""The bytes that a storage takes, by its name and the bytes it has in the trace."""
+
+MAX_AGAIN = 3
+"""How often a model is planned again for storages that no step before had shown."""
+
+
+@dataclass
+class SeenStorages:
+    """Of one virtualized model. `is_stale` asks the front end to capture again before the next step."""
+
+    nbytes: dict[tuple[str, int], int] = field(default_factory=dict)
+    is_stale: bool = False
+    num_again: int = 0
+
+    def judge(self, plan: Plan, step: WatchedStep) -> None:
+        """Warn, and ask for another plan, if the step took more than its budget."""
+        budget_nbytes, timeline = plan.problem.budget_nbytes, step.timeline
+        if budget_nbytes is None or timeline is None or timeline.peak_nbytes <= budget_nbytes:
+            return
+        larger = _named(plan.problem.graph, step.larger)
+        is_new = any(self.nbytes.get(key, 0) < nbytes for key, nbytes in larger.items())
+        self.nbytes |= larger
+        self.is_stale = is_new and self.num_again < MAX_AGAIN
+        at = timeline.labels[timeline.peak_at]
+        words = _words(plan.problem.graph.name, timeline.peak_nbytes, budget_nbytes, at, larger)
+        way_out = "It is planned again with that before its next step." if self.is_stale else TOO_LITTLE
+        warnings.warn(f"{words} {way_out}", BudgetExceeded, stacklevel=2)
+
+    def begin_again(self) -> None:
+        self.is_stale, self.num_again = False, self.num_again + 1
+
+
+TOO_LITTLE = "Raise the budget by that, or hold less beside the model; `vdnn.report` has the bytes by role."
+
+
+def _named(graph: Graph, larger: Mapping[int, int]) -> dict[tuple[str, int], int]:
+    return {(graph.storages[k].name, graph.storages[k].nbytes): nbytes for k, nbytes in larger.items()}
+
+
+def _words(name: str, peak_nbytes: int, budget_nbytes: int, at: str, larger: Mapping[tuple[str, int], int]) -> str:
+    found = sorted(larger.items(), key=lambda item: item[0][1] - item[1])[:3]
+    lines = "".join(
+        f"\n    {storage} takes {format_nbytes(nbytes)}, {format_nbytes(traced_nbytes)} were planned"
+        for (storage, traced_nbytes), nbytes in found
+    )
+    return (
+        f"{name} took {format_nbytes(peak_nbytes)} ({peak_nbytes} bytes) at {at!r},"
+        f" {peak_nbytes - budget_nbytes} bytes more than its budget of {format_nbytes(budget_nbytes)}."
+        f"{lines}{chr(10) if lines else ''}"
+    )
+
+
+def with_seen(lowered: Lowered, seen: Seen) -> Lowered:
+    """The same step with storages as large as they were seen to be."""
+    if not seen:
+        return lowered
+    storages = tuple(
+        replace(storage, nbytes=max(storage.nbytes, seen.get((storage.name, storage.nbytes), 0)))
+        for storage in lowered.graph.storages
+    )
+    return replace(lowered, graph=replace(lowered.graph, storages=storages))
