@@ -30,7 +30,7 @@ from pareto_contenders import (
     within,
 )
 from pareto_verdict import Point
-from step_memory import Mappings, StepMemory, live_nbytes, step_memory, uncounted_mappings
+from step_memory import Mappings, StepMemory, live_nbytes, staging_buffers, step_memory
 from torch import Tensor
 
 from vdnn.errors import Infeasible
@@ -136,7 +136,7 @@ def relative_difference(gradients: Sequence[Tensor], reference: Sequence[Tensor]
 def compare(load: Workload, lineup: Lineup, rounds: int) -> list[Entry]:
     """The whole line-up on one workload."""
     reference = Reference(load)
-    with uncounted_mappings() as mappings:
+    with staging_buffers() as mappings:
         entries = list(prepare_all(load, lineup, reference, mappings))
     del reference
     race(load, entries, rounds)

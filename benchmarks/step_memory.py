@@ -8,9 +8,8 @@ What is there when a step begins: parameters, buffers and the sample; and what a
 found as the growth of all live tensors since before it was built. vdnn's stand-ins for dropped maps are not among them:
 they have an address and no memory (`vdnn/runtime/phantom.py`).
 
-Two kinds of vdnn's memory do not come from that allocator, and `uncounted_mappings` finds them: blocks for encodings,
-which then count like tensors, and the staging buffers of the disk tier. All models share those, so they are a figure of
-their own: the pages with memory behind them.
+The staging buffers of vdnn's disk tier do not come from that allocator, and `staging_buffers` finds them. All models
+share those, so they are a figure of their own: the pages with memory behind them.
 
 Not in the figure, for anybody: what libraries keep for the life of the process, compiled code, Python's own objects.
 """
@@ -20,7 +19,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import mmap
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,11 +27,9 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.models.spec import Workload
-from vdnn.runtime import buffers
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.tiers.raw_memory import StagingPool
 
@@ -89,23 +85,15 @@ class Mappings:
 
 
 @contextmanager
-def uncounted_mappings() -> Iterator[Mappings]:
-    """Within it, an allocation of the same size that nobody touches stands beside every block that vdnn maps for
-    encodings, for as long as the block lives: the allocator's events show it, and no memory is taken."""
-    mappings, map_block, new_buffer = Mappings(), buffers._mapped, StagingPool._new_buffer
-
-    def block_with_shadow(nbytes: int) -> mmap.mmap:
-        block = map_block(nbytes)
-        with _disable_current_modes():  # a tracker of tensors counts the block already
-            shadow = [torch.empty(nbytes, dtype=torch.uint8)]
-        weakref.finalize(block, shadow.clear).atexit = False
-        return block
+def staging_buffers() -> Iterator[Mappings]:
+    """Within it, every buffer that is made is known."""
+    mappings, new_buffer = Mappings(), StagingPool._new_buffer
 
     def known_buffer(pool: StagingPool) -> mmap.mmap:
         mappings.staging.append(new_buffer(pool))
         return mappings.staging[-1]
 
-    with patch.object(buffers, "_mapped", block_with_shadow), patch.object(StagingPool, "_new_buffer", known_buffer):
+    with patch.object(StagingPool, "_new_buffer", known_buffer):
         yield mappings
 
 

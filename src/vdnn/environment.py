@@ -15,6 +15,8 @@ DISK_DIR = "VDNN_DISK_DIR"
 NATIVE = "VDNN_NATIVE"
 PLAN_CACHE = "VDNN_PLAN_CACHE"
 SKIP_PASSES = "VDNN_SKIP_PASSES"
+STEP_MEMORY = "VDNN_STEP_MEMORY"
+COMPILER = "CXX"
 
 
 def cache_dir() -> Path:
@@ -50,3 +52,13 @@ def skipped_passes() -> frozenset[str]:
     """Passes over a captured graph that are left out, by name: to find the one that is to blame."""
     names = os.environ.get(SKIP_PASSES, "").split(",")
     return frozenset(name.strip() for name in names if name.strip())
+
+
+def uses_step_memory() -> bool:
+    """Whether steps run at planned addresses; "0" leaves every block to malloc, to compare or to rule the arena out."""
+    return os.environ.get(STEP_MEMORY) != "0"
+
+
+def compiler_command() -> str:
+    """The C++ compiler that builds the library behind it."""
+    return os.environ.get(COMPILER) or "c++"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from equivalence import assert_measured_as_simulated, executors, without_garbage_collection
+from equivalence import assert_measured_as_simulated, executors
 from exactness import assert_same_bits, encodings_of, step, trained, with_shift
 from tiers import DISK, used_nbytes
 from torch import Tensor, nn
@@ -16,76 +15,9 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.errors import EncodingTooLarge, LostHandle, VdnnError
 from vdnn.hardware.device import Hardware, Tier
-from vdnn.plan.shared.lasting_buffers import MIN_POOLED_NBYTES
-from vdnn.runtime.buffers import BufferPool
 from vdnn.runtime.encodings import all_bytes, raw
 
-CPU = torch.device("cpu")
 ALONE = Hardware("a device alone", 1e11, 1e10, (Tier("device"),))
-
-
-def test_a_block_waits_for_its_decision_and_is_taken_again() -> None:
-    pool = BufferPool([7])
-    with without_garbage_collection():
-        address = pool.take(7, MIN_POOLED_NBYTES, CPU).data_ptr()
-        assert pool.idle_nbytes == MIN_POOLED_NBYTES
-        assert pool.take(7, MIN_POOLED_NBYTES, CPU).data_ptr() == address
-
-
-def test_a_block_that_may_not_wait_goes_back_to_the_system() -> None:
-    pool = BufferPool([])
-    with without_garbage_collection():
-        pool.take(7, MIN_POOLED_NBYTES, CPU)
-        assert pool.idle_nbytes == 0
-
-
-def test_a_block_of_the_same_size_does_not_wait_in_anothers_place() -> None:
-    """The plan has room for the idle block of 7 when 7 is done, not when 8 is: 8 may be done long before."""
-    pool = BufferPool([7])
-    with without_garbage_collection():
-        seven = pool.take(7, MIN_POOLED_NBYTES, CPU)
-        pool.take(8, MIN_POOLED_NBYTES, CPU)
-        assert pool.idle_nbytes == 0
-        del seven
-        assert pool.idle_nbytes == MIN_POOLED_NBYTES
-
-
-def test_a_decision_keeps_one_block_however_many_graphs_are_alive() -> None:
-    pool = BufferPool([7])
-    with without_garbage_collection():
-        alive = [pool.take(7, MIN_POOLED_NBYTES, CPU) for _ in range(3)]
-        del alive
-        assert pool.idle_nbytes == MIN_POOLED_NBYTES
-
-
-def test_a_block_lives_as_long_as_any_look_at_it() -> None:
-    pool = BufferPool([7])
-    with without_garbage_collection():
-        look = pool.take(7, MIN_POOLED_NBYTES, CPU)[5:].view(-1, 1)
-        assert pool.idle_nbytes == 0
-        del look
-        assert pool.idle_nbytes == MIN_POOLED_NBYTES
-
-
-def test_two_encodings_at_once_never_share_a_block() -> None:
-    pool = BufferPool([7])
-    one, other = (pool.take(7, MIN_POOLED_NBYTES, CPU).fill_(value) for value in (1, 2))
-    assert (int(one.min()), int(other.max())) == (1, 2)
-
-
-def test_blocks_may_be_taken_in_one_thread_and_given_back_in_another() -> None:
-    pool = BufferPool([7])
-    taken = [pool.take(7, MIN_POOLED_NBYTES, CPU)]
-    thread = threading.Thread(target=taken.clear)
-    thread.start()
-    thread.join()
-    assert pool.idle_nbytes == MIN_POOLED_NBYTES
-
-
-def test_a_small_encoding_is_ordinary_memory() -> None:
-    pool = BufferPool([7])
-    pool.take(7, MIN_POOLED_NBYTES - 1, CPU)
-    assert pool.idle_nbytes == 0
 
 
 def test_all_bytes_of_a_view_are_those_of_its_storage() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vdnn.runtime.tiers.extents import Extent, Extents
+from vdnn.plan.addresses.extents import Extent, Extents
 
 CAPACITY = 1000
 

@@ -64,6 +64,7 @@ INSIDE_PLAN = {
     "judge": {"model"},
     "document": {"model"},
     "plan": {"model", "judge", "document"},  # plan.py: the data with its schedule, its timeline and its file
+    "addresses": {"model", "judge", "plan"},
     "shared": {"model", "judge", "plan"},
     "strategies": {"model", "judge", "plan", "shared"},
     "auto": {"model", "judge", "plan", "shared", "strategies"},

@@ -37,6 +37,7 @@ def executor_of(
         num_saved=backward.num_saved,
         overwrites=backward.overwrites,
         transfers=session.transfers,
+        memory=session.memory,
         **options,
     )
 

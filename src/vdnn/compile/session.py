@@ -6,6 +6,7 @@ Enters: executors as they are compiled. Leaves: a `Report`, predicted beside mea
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 
 from vdnn.compile.seen_storages import SeenStorages
@@ -19,6 +20,7 @@ from vdnn.report.record import Report
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.open_transfers import AskedTiers
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
+from vdnn.runtime.step_memory import StepMemory, UnplannedMemory, open_step_memory
 from vdnn.runtime.transfers.interface import Transfers
 
 MAX_CAPTURES = 128
@@ -52,6 +54,11 @@ class Session:
     def observed_links(self) -> tuple[ObservedLink, ...]:
         """What copies over each link took so far, this model's and those of others that share its tiers."""
         return self.transfers().observed_links()
+
+    @cached_property
+    def memory(self) -> StepMemory | UnplannedMemory:
+        """What this model's steps run in."""
+        return open_step_memory()
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)

@@ -22,8 +22,6 @@ from vdnn.codecs.sparse import Sparse
 from vdnn.errors import EncodingTooLarge, LostHandle
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
-from vdnn.plan.shared.lasting_buffers import lasting_buffers
-from vdnn.runtime.buffers import BufferPool
 from vdnn.runtime.transfers.interface import Ticket, Transfers
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import format_nbytes
@@ -57,16 +55,14 @@ class Encodings:
             for position, decision in enumerate(plan.decisions)
             if isinstance(decision.action, Encode | EncodeOffload)
         }
-        self._pool = BufferPool(lasting_buffers(plan)) if self.codecs else None
         self._transfers = transfers
         self._has_budget = plan.problem.budget_nbytes is not None
         self._tiers = plan.problem.hardware.tiers
 
     def encode(self, decision: int, tensor: torch.Tensor, overflow: Overflow) -> torch.Tensor:
-        assert self._pool is not None, "a plan without codecs was asked to encode"
         codec = self.codecs[decision]
         flat = all_bytes(tensor)
-        encoding = self._pool.take(decision, self._sizes[decision], tensor.device)
+        encoding = torch.empty(self._sizes[decision], dtype=torch.uint8, device=tensor.device)
         needed = codec.encode(raw(flat), raw(encoding), kernels_of(tensor.device.type))
         if isinstance(codec, Sparse):
             self.found.density[decision] = max(codec.density(needed), self.found.density.get(decision, 0.0))

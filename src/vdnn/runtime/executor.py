@@ -7,6 +7,7 @@ at full speed.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -26,11 +27,14 @@ from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.running_step import Step, running
 from vdnn.runtime.runtime import shared_runtime
+from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.runtime.watched_step import WatchedStep
 from vdnn.torch_private import are_saved_tensors_hooked, is_backward_differentiated, mark_boxed
 
 Boxed = Callable[[list[Any]], Sequence[Any]]
+
+_NUMBERS = itertools.count()
 
 KEPT_TIMES = 1000
 """How many step times are remembered: enough for a steady median, bounded for runs of a million steps."""
@@ -110,6 +114,7 @@ class Executor:
         num_saved: int,
         overwrites: Sequence[int],
         transfers: Callable[[], Transfers],
+        memory: StepMemory | UnplannedMemory,
         exact_rerun: ExactRerun | None = None,
         watched: bool = True,
         judge: Callable[[Plan, WatchedStep], None] | None = None,
@@ -120,6 +125,7 @@ class Executor:
         self.measured = Measured()
         self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
         self._transfers = transfers
+        self._memory, self._memory_key = memory, next(_NUMBERS)
         self.encodings = Encodings(plan, transfers)
         self._forward_program, self._backward_program = forward, backward
         self._is_watchable = watched and forward.is_watchable and backward.is_watchable
@@ -138,6 +144,12 @@ class Executor:
 
     def _forward(self, args: list[Any]) -> Sequence[Any]:
         self.measured.num_forward += 1
+        with self._memory.half((self._memory_key, "forward"), is_forward=True) as half:
+            results = self._forward_of(args)
+            half.hold(results[: len(results) - self.num_saved])
+        return results
+
+    def _forward_of(self, args: list[Any]) -> Sequence[Any]:
         if self.measured.timeline is None and self._is_watchable:
             return self._forward_watched(args)
         step = OrdinaryStep(self._journeys(), self.encodings)
@@ -154,7 +166,9 @@ class Executor:
         step = self._step_behind(args[self._handle_position])
         make_own(args, self._overwrites, are_shown=step.is_shown)
         tangents = args[self.num_saved :] if step.remembered is not None else []
-        gradients = self._backward_of(step, args)
+        with self._memory.half((self._memory_key, "backward"), is_forward=False) as half:
+            gradients = self._backward_of(step, args)
+            half.hold(gradients)
         if step.remembered is not None and self._exact_rerun is not None:
             remembered, step.remembered = step.remembered, None
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)

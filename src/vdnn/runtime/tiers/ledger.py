@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 
 from vdnn.errors import TierFull
-from vdnn.runtime.tiers.extents import UNBOUNDED_NBYTES, Extent, Extents
+from vdnn.plan.addresses.extents import UNBOUNDED_NBYTES, Extent, Extents
 from vdnn.units import format_nbytes
 
 

@@ -1,12 +1,13 @@
 """Which bytes of a long row are taken: allocate, release, coalesce. Pure bookkeeping; nothing here touches memory.
 
-Enters: sizes. Leaves: `Extent`s, disjoint ranges of [0, capacity). The one idea: what is stored in a slower tier is
-only ever written whole and read whole, so **it need not lie in one piece**. The smallest hole that holds it is taken;
-when there is none, several holes are. A tier is therefore full when its free bytes do not suffice, never because they
-are scattered, and a plan that counts bytes is a plan that fits.
+Enters: sizes. Leaves: `Extent`s, disjoint ranges of [0, capacity). The one idea: what is stored **need not lie in one
+piece**: in a slower tier because it is only ever written whole and read whole, in an arena because pages of several
+extents can stand behind one run of addresses. The smallest hole that holds it is taken; when there is none, several
+holes are. A row is therefore full when its free bytes do not suffice, never because they are scattered, and a plan that
+counts bytes is a plan that fits.
 
 Holes are kept sorted by size, and found by their two ends when a neighbour is released: every call is a binary search
-and a shift in a sorted list, microseconds at 10⁴ holes. Not safe for threads; `ledger.py` is.
+and a shift in a sorted list, microseconds at 10⁴ holes. Not safe for threads; `runtime/tiers/ledger.py` is.
 """
 
 from __future__ import annotations

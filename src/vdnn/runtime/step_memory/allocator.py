@@ -1,0 +1,103 @@
+"""The wrapped allocator of one model, as Python calls it.
+
+Enters: the slots of each half. Leaves: the blocks that were asked for (`LoggedBlock`), and counts. A `StepAllocator` is
+opened for one model and closed with it; blocks that are alive by then stay valid.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Numbers = npt.NDArray[np.int64]
+
+
+class Kind(IntEnum):
+    """Where a block lies; the words are those of `csrc/step_allocator.cpp`."""
+
+    IN_PLACE = 0
+    MOVED = 1
+    KEPT = 2
+    MAPPED = 3
+    SMALL = 4
+
+
+class LoggedBlock(NamedTuple):
+    """A block of the iteration. `begin` and `end` count its allocations and releases; `end` is -1 while it is alive.
+    `half` counts the halves; `is_held` says that the caller of the half got it."""
+
+    nbytes: int
+    begin: int
+    end: int
+    half: int
+    is_held: int
+    kind: int
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Of the iteration that runs; `arena_nbytes`, `num_stashed` and `outside_nbytes` of now. `num_stashed` are live
+    blocks that no caller holds."""
+
+    arena_nbytes: int
+    num_stashed: int
+    num_planned: int
+    num_unexpected: int
+    unexpected_nbytes: int
+    num_moves_refused: int
+    outside_nbytes: int
+    outside_peak_nbytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Slots:
+    """What a half is expected to ask for, in the library's own numbers: five of each slot, two of each extent."""
+
+    slots: Numbers
+    extents: Numbers
+
+
+NO_SLOTS = Slots(np.zeros((0, 5), dtype=np.int64), np.zeros((0, 2), dtype=np.int64))
+
+
+class StepAllocator:
+    def __init__(self, functions: ctypes.PyDLL) -> None:
+        self._functions = functions
+        self._number = functions.vdnn_step_open()
+        self._counts = np.zeros(len(Counts.__dataclass_fields__), dtype=np.int64)
+        self._counts_address = self._counts.ctypes.data
+        weakref.finalize(self, functions.vdnn_step_close, self._number).atexit = False
+
+    def begin_half(self, slots: Slots) -> None:
+        self._functions.vdnn_step_begin_half(
+            self._number, slots.slots.ctypes.data, len(slots.slots), slots.extents.ctypes.data, len(slots.extents)
+        )
+
+    def end_half(self, held_addresses: Sequence[int]) -> None:
+        addresses = (ctypes.c_int64 * len(held_addresses))(*held_addresses)
+        self._functions.vdnn_step_end_half(self._number, ctypes.addressof(addresses), len(held_addresses))
+
+    def begin_iteration(self) -> None:
+        self._functions.vdnn_step_begin_iteration(self._number)
+
+    def log(self) -> list[LoggedBlock]:
+        """Every block of the iteration so far, in the order in which they were asked for."""
+        rows = np.zeros((self._functions.vdnn_step_log_length(self._number), len(LoggedBlock._fields)), dtype=np.int64)
+        self._functions.vdnn_step_read_log(self._number, rows.ctypes.data, len(rows))
+        return [LoggedBlock(*row) for row in rows.tolist()]
+
+    def reserve(self, nbytes: int) -> bool:
+        """An arena of so many bytes instead of the one before. False: the system refuses it."""
+        return bool(self._functions.vdnn_step_reserve(self._number, nbytes))
+
+    def counts(self) -> Counts:
+        self._functions.vdnn_step_statistics(self._number, self._counts_address)
+        numbers: Any = self._counts.tolist()
+        return Counts(*numbers)

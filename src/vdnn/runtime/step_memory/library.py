@@ -1,0 +1,139 @@
+"""The C++ library that wraps PyTorch's CPU allocator: built against the installed torch on first use, then found.
+
+Enters: nothing. Leaves: the loaded library, or the reason why there is none: no compiler, no headers, a build that
+failed, a system that is not Linux. The build takes a second or two and lies in the cache folder, under a name that
+changes with the source, torch and the compiler's flags.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils.cpp_extension import include_paths
+
+from vdnn.environment import cache_dir, compiler_command, uses_step_memory
+from vdnn.plan.addresses.layout import SMALLEST_NBYTES
+
+ABI = 1  # kAbi in csrc/step_allocator.cpp
+SOURCE = Path(__file__).parent / "csrc" / "step_allocator.cpp"
+FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
+BUILD_S = 120.0
+"""A build takes a second or two; a compiler that takes so long waits for something."""
+
+NUMBER, NUMBERS, RESULT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+SIGNATURES = {
+    "install": (RESULT, NUMBER),
+    "open": (NUMBER,),
+    "close": (None, NUMBER),
+    "begin_half": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
+    "end_half": (None, NUMBER, NUMBERS, NUMBER),
+    "begin_iteration": (None, NUMBER),
+    "log_length": (NUMBER, NUMBER),
+    "read_log": (None, NUMBER, NUMBERS, NUMBER),
+    "reserve": (RESULT, NUMBER, NUMBER),
+    "statistics": (None, NUMBER, NUMBERS),
+}
+"""Result, then arguments, of each `vdnn_step_` function."""
+
+log = logging.getLogger("vdnn")
+
+
+@dataclass(frozen=True, slots=True)
+class StepLibrary:
+    """`functions` by name; None where there is no library, and `missing` says why."""
+
+    functions: ctypes.PyDLL | None
+    missing: str = ""
+
+
+@functools.cache
+def step_library() -> StepLibrary:
+    """The library of this process: found or built at the first call, and set as PyTorch's CPU allocator."""
+    try:
+        library = _loaded(_built())
+    except ImportError as reason:
+        log.info("steps run without planned addresses: %s", reason)
+        return StepLibrary(None, str(reason))
+    return StepLibrary(library)
+
+
+def _built() -> Path:
+    """Where the library lies. An ImportError says why it cannot be had."""
+    if not uses_step_memory():
+        raise ImportError("VDNN_STEP_MEMORY=0 leaves it out")
+    if sys.platform != "linux":
+        raise ImportError(f"it moves pages as Linux does, and this is {sys.platform}")
+    compiler = shutil.which(compiler_command())
+    if compiler is None:
+        raise ImportError(f"there is no C++ compiler ({compiler_command()!r} was not found; CXX names another)")
+    command = _command(compiler)
+    key = hashlib.sha256("\0".join((*command, torch.__version__, SOURCE.read_text())).encode()).hexdigest()[:16]
+    target = cache_dir() / f"step_memory_{key}.so"
+    if not _is_ours(target):
+        _build(command, target)
+    return target
+
+
+def _command(compiler: str) -> tuple[str, ...]:
+    libraries = Path(torch.__file__).parent / "lib"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    headers = [f"-isystem{folder}" for folder in include_paths()]
+    return (compiler, *FLAGS, abi, *headers, str(SOURCE), f"-L{libraries}", "-lc10")
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file is there, and nobody else could have written it: it is about to be run."""
+    try:
+        status = path.stat()
+    except OSError:
+        return False
+    return status.st_uid == os.getuid() and not status.st_mode & 0o022
+
+
+def _build(command: tuple[str, ...], target: Path) -> None:
+    """Beside its place and then renamed: another process that builds it now does no harm."""
+    try:
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="step_memory_") as folder:
+            made = Path(folder) / target.name
+            done = subprocess.run((*command, "-o", str(made)), capture_output=True, text=True, timeout=BUILD_S)
+            if done.returncode:
+                raise ImportError(f"{command[0]} does not compile it: {_first_error(done.stderr)}")
+            made.chmod(0o700)
+            made.replace(target)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise ImportError(f"it cannot be built: {problem}") from problem
+
+
+def _first_error(printed: str) -> str:
+    lines = [line for line in printed.splitlines() if "error" in line] or printed.splitlines() or ["no message"]
+    return lines[0][:300]
+
+
+def _loaded(path: Path) -> ctypes.PyDLL:
+    try:
+        library = ctypes.PyDLL(
+            str(path)
+        )  # its calls take microseconds: giving the interpreter's lock away takes longer
+        found = library.vdnn_step_abi()
+    except (OSError, AttributeError) as problem:
+        raise ImportError(f"{path} does not load: {problem}") from problem
+    if found != ABI:
+        raise ImportError(f"{path} is of another version ({found}, not {ABI}): remove it")
+    for name, (result, *arguments) in SIGNATURES.items():
+        function = getattr(library, f"vdnn_step_{name}")
+        function.restype, function.argtypes = result, arguments
+    if not library.vdnn_step_install(SMALLEST_NBYTES):
+        raise ImportError("another library has set PyTorch's CPU allocator for good")
+    return library

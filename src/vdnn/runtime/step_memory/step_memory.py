@@ -1,0 +1,229 @@
+"""Learn what a training iteration asks for, and run the next one at planned addresses.
+
+Enters: the halves of a model as they run, each under a key. Leaves: the memory they run in, and `MemoryCounts` for the
+report. The one idea: **an iteration is a sequence of halves, and each asks for the same blocks every time**. The first
+one is recorded, with every large block in a mapping of its own, so that the process holds what is alive and nothing
+more. From its log the blocks of the whole iteration get places in one arena (`plan/addresses/`): several pieces,
+several microbatches in flight are one sequence, so they share it. Later iterations take these places; what differs is
+served apart and counted, and the next iteration has learned it.
+
+An iteration begins with a forward when nothing that a forward stashed is alive any more. What its caller still holds by
+then (gradients that stay until after the forward, outputs in a variable) outlives iterations, so it is *kept*: it gets
+memory of its own, outside of the arena.
+
+Inputs, parameters and what others allocate are never inside: only what a half asks for while it runs.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vdnn.plan.addresses.layout import TimedBlock
+from vdnn.plan.addresses.pack import pack
+from vdnn.runtime.step_memory.allocator import NO_SLOTS, Counts, Kind, LoggedBlock, Slots, StepAllocator
+
+MAX_LAYOUTS = 16
+"""So many sequences of halves are remembered: a few shapes, with and without the odd last batch."""
+
+MAX_RELEARNED = 8
+"""So often the layout of a sequence is made again because blocks were not as expected. One that keeps changing is
+followed as far as it goes."""
+
+MAX_HALVES = 1024
+"""An iteration that is longer never ends (something holds on to what a forward stashed): it is not learned."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlannedIteration:
+    """The halves of one iteration by key, and the slots of each, in an arena of `arena_nbytes` of which `peak_nbytes`
+    are alive at most."""
+
+    keys: tuple[Hashable, ...]
+    slots: tuple[Slots, ...]
+    kept: frozenset[tuple[int, int]]
+    arena_nbytes: int
+    peak_nbytes: int
+    num_relearned: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCounts:
+    """What the memory of a model's steps looks like. `unexpected` counts the blocks of the last whole iteration that
+    had no place in the arena, `num_page_faults` the faults of its halves."""
+
+    arena_nbytes: int
+    arena_peak_nbytes: int
+    num_planned: int
+    num_unexpected: int
+    unexpected_nbytes: int
+    num_moves_refused: int
+    num_page_faults: int
+
+
+class RunningHalf:
+    """What a half tells of itself while it runs."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+
+    def hold(self, tensors: Sequence[Any]) -> None:
+        """The caller of the half gets these, and may keep them for as long as it likes."""
+        self.held += [tensor.untyped_storage().data_ptr() for tensor in tensors if _has_memory(tensor)]
+
+
+class UnplannedMemory:
+    """Where the allocator cannot be wrapped: every block is malloc's. `missing` says why."""
+
+    def __init__(self, missing: str) -> None:
+        self.missing = missing
+
+    @contextmanager
+    def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:
+        yield RunningHalf()
+
+    def counts(self) -> None:
+        return None
+
+
+class StepMemory:
+    """One per virtualized model. Halves of several threads may overlap; then nothing is learned of them."""
+
+    def __init__(self, allocator: StepAllocator) -> None:
+        self._allocator = allocator
+        self._planned: dict[Hashable, PlannedIteration] = {}
+        self._followed: PlannedIteration | None = None
+        self._is_followed = False
+        self._keys: list[Hashable] = []
+        self._num_faults = 0
+        self._last: MemoryCounts | None = None
+        self.missing = ""
+
+    @contextmanager
+    def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:
+        """Run one half inside. `key` says which: the same key asks for the same blocks."""
+        if is_forward and self._allocator.counts().num_stashed == 0:
+            self._begin_iteration(key)
+        self._allocator.begin_half(self._slots_of(key))
+        faults = _num_page_faults()
+        half = RunningHalf()
+        try:
+            yield half
+        finally:
+            self._allocator.end_half(half.held)
+            self._num_faults += _num_page_faults() - faults
+
+    def counts(self) -> MemoryCounts:
+        """Of the last whole iteration, or of the one that runs if there was none."""
+        return self._last or self._counted(self._allocator.counts())
+
+    def _slots_of(self, key: Hashable) -> Slots:
+        position = len(self._keys)
+        self._keys.append(key)
+        planned = self._followed
+        if planned is None or not self._is_followed or position >= len(planned.keys) or planned.keys[position] != key:
+            self._is_followed = False
+            return NO_SLOTS
+        return planned.slots[position]
+
+    def _begin_iteration(self, key: Hashable) -> None:
+        if self._keys:
+            self._end_iteration()
+        self._allocator.begin_iteration()
+        self._keys, self._num_faults = [], 0
+        self._followed = self._planned.get(key)
+        self._is_followed = self._followed is not None
+
+    def _end_iteration(self) -> None:
+        """The iteration before is over: nothing that it stashed is alive."""
+        counts = self._allocator.counts()
+        self._last = self._counted(counts)
+        was_as_planned = (
+            self._is_followed and self._followed is not None and len(self._keys) == len(self._followed.keys)
+        )
+        if (was_as_planned and not counts.num_unexpected) or len(self._keys) > MAX_HALVES:
+            return
+        before = self._planned.get(self._keys[0])
+        num_relearned = before.num_relearned + 1 if was_as_planned and before is not None else 0
+        if num_relearned <= MAX_RELEARNED:
+            kept = before.kept if was_as_planned and before is not None else frozenset()
+            self._learn(plan_iteration(tuple(self._keys), self._allocator.log(), kept, num_relearned))
+
+    def _learn(self, planned: PlannedIteration) -> None:
+        self._planned.pop(planned.keys[0], None)
+        while len(self._planned) >= MAX_LAYOUTS:
+            self._planned.pop(next(iter(self._planned)))
+        self._planned[planned.keys[0]] = planned
+        needed = max(each.arena_nbytes for each in self._planned.values())
+        if needed != self._allocator.counts().arena_nbytes and not self._allocator.reserve(needed):
+            self.missing = f"the system refuses an arena of {needed} bytes (a limit on addresses, or strict overcommit)"
+            self._planned.clear()
+
+    def _counted(self, counts: Counts) -> MemoryCounts:
+        followed = self._followed
+        return MemoryCounts(
+            arena_nbytes=counts.arena_nbytes,
+            arena_peak_nbytes=0 if followed is None else followed.peak_nbytes,
+            num_planned=counts.num_planned,
+            num_unexpected=counts.num_unexpected,
+            unexpected_nbytes=counts.unexpected_nbytes,
+            num_moves_refused=counts.num_moves_refused,
+            num_page_faults=self._num_faults,
+        )
+
+
+def plan_iteration(
+    keys: tuple[Hashable, ...],
+    log: Sequence[LoggedBlock],
+    kept_before: frozenset[tuple[int, int]] = frozenset(),
+    num_relearned: int = 0,
+) -> PlannedIteration:
+    """Places for all blocks of an iteration that was recorded. A block that the caller still holds when the next
+    iteration begins is kept; what was kept once stays so. Blocks are named by their half and their rank in it."""
+    names = _names(log)
+    kept = kept_before | {name for name, block in zip(names, log, strict=True) if block.is_held and block.end < 0}
+    end = 1 + max((max(block.begin, block.end) for block in log), default=0)
+    timed = [
+        TimedBlock(block.nbytes, block.begin, end if block.is_held else block.end if block.end >= 0 else end)
+        for name, block in zip(names, log, strict=True)
+        if name not in kept
+    ]
+    layout = pack(timed)
+    places = iter(layout.places)
+    slots: list[list[tuple[int, ...]]] = [[] for _ in keys]
+    extents: list[list[tuple[int, int]]] = [[] for _ in keys]
+    for name, block in zip(names, log, strict=True):
+        place = () if name in kept else next(places)
+        kind = Kind.KEPT if name in kept else Kind.MOVED if block.is_held or len(place) > 1 else Kind.IN_PLACE
+        slots[block.half].append((block.nbytes, kind, block.is_held, len(extents[block.half]), len(place)))
+        extents[block.half] += [(extent.begin, extent.nbytes) for extent in place]
+    halves = tuple(Slots(_numbers(s, 5), _numbers(e, 2)) for s, e in zip(slots, extents, strict=True))
+    return PlannedIteration(keys, halves, kept, layout.arena_nbytes, layout.peak_nbytes, num_relearned)
+
+
+def _names(log: Sequence[LoggedBlock]) -> list[tuple[int, int]]:
+    """Of every block the half it is of, and how many that half asked for before it."""
+    seen: dict[int, int] = {}
+    names = []
+    for block in log:
+        names.append((block.half, seen.get(block.half, 0)))
+        seen[block.half] = names[-1][1] + 1
+    return names
+
+
+def _numbers(rows: Sequence[Sequence[int]], width: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, width))
+
+
+def _num_page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _has_memory(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided

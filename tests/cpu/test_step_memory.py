@@ -1,0 +1,267 @@
+"""Steps in one arena: the same bits whatever the caller keeps, no page fault once an iteration is learned, and nothing
+of the caller's inside."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vdnn
+from vdnn.api import session_of
+from vdnn.runtime.process_memory import in_child
+from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
+from vdnn.runtime.step_memory.allocator import NO_SLOTS, Slots, StepAllocator
+from vdnn.runtime.step_memory.library import step_library
+from vdnn.units import MiB
+
+NUM_STEPS = 6
+Train = Callable[[nn.Module, int], Iterator[Tensor]]
+
+
+@pytest.fixture(autouse=True)
+def library() -> Any:
+    found = step_library()
+    if found.functions is None:
+        pytest.skip(f"no planned addresses here: {found.missing}")
+    return found.functions
+
+
+def network() -> nn.Sequential:
+    """Maps of 64 to 256 KiB, kept, dropped and written in place."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(4) for layer in (nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU(), nn.Dropout(0.1))]
+    return nn.Sequential(nn.Linear(64, 256), *layers, nn.Linear(256, 128))
+
+
+def batch(step: int, rows: int = 128) -> Tensor:
+    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(step))
+
+
+def clear(model: nn.Module) -> None:
+    model.zero_grad(set_to_none=True)
+
+
+def gradients_first(model: nn.Module, step: int) -> Iterator[Tensor]:
+    clear(model)
+    model(batch(step)).square().mean().backward()
+    yield from gradients(model)
+
+
+def gradients_after_forward(model: nn.Module, step: int) -> Iterator[Tensor]:
+    loss = model(batch(step)).square().mean()
+    clear(model)
+    loss.backward()
+    yield from gradients(model)
+
+
+def accumulated(model: nn.Module, step: int) -> Iterator[Tensor]:
+    if step % 3 == 0:
+        clear(model)
+    model(batch(step)).square().mean().backward()
+    yield from gradients(model)
+
+
+def two_in_flight(model: nn.Module, step: int) -> Iterator[Tensor]:
+    clear(model)
+    losses = [model(batch(2 * step + k)).square().mean() for k in range(2)]
+    for loss in losses:
+        loss.backward()
+    yield from gradients(model)
+
+
+def retained(model: nn.Module, step: int) -> Iterator[Tensor]:
+    clear(model)
+    loss = model(batch(step)).square().mean()
+    loss.backward(retain_graph=True)
+    yield from gradients(model)
+    loss.backward()
+    yield from gradients(model)
+
+
+def two_shapes(model: nn.Module, step: int) -> Iterator[Tensor]:
+    clear(model)
+    model(batch(step, rows=128 if step % 2 else 96)).square().mean().backward()
+    yield from gradients(model)
+
+
+def in_another_thread(model: nn.Module, step: int) -> Iterator[Tensor]:
+    clear(model)
+    loss = model(batch(step)).square().mean()
+    thread = threading.Thread(target=loss.backward)
+    thread.start()
+    thread.join()
+    yield from gradients(model)
+
+
+def a_forward_without_backward(model: nn.Module, step: int) -> Iterator[Tensor]:
+    if step % 2:
+        yield model(batch(step + 100))
+    yield from gradients_first(model, step)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def trained(model: nn.Module, train: Train, *, copied: bool) -> list[list[Tensor]]:
+    """What each step yields: as it lies there, or copied at once."""
+    torch.manual_seed(1)
+    return [[found.clone() if copied else found for found in train(model, step)] for step in range(NUM_STEPS)]
+
+
+WAYS = (
+    gradients_first,
+    gradients_after_forward,
+    accumulated,
+    two_in_flight,
+    retained,
+    two_shapes,
+    in_another_thread,
+    a_forward_without_backward,
+)
+
+
+@pytest.mark.parametrize("train", WAYS, ids=lambda way: way.__name__)
+def test_every_way_to_train_has_the_bits_of_plain_pytorch(train: Train) -> None:
+    plain, virtual = network(), vdnn.virtualize(network())
+    for expected, found in zip(trained(plain, train, copied=True), trained(virtual, train, copied=True), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+
+
+def test_what_the_caller_keeps_is_never_written_over() -> None:
+    """Every gradient and output of every step stays in the caller's hands, while later steps run."""
+
+    def outputs_and_gradients(model: nn.Module, step: int) -> Iterator[Tensor]:
+        clear(model)
+        output = model(batch(step))
+        output.square().mean().backward()
+        yield output.detach()
+        yield from gradients(model)
+
+    kept = trained(vdnn.virtualize(network()), outputs_and_gradients, copied=False)
+    expected = trained(network(), outputs_and_gradients, copied=True)
+    assert all(
+        torch.equal(a, b) for one, other in zip(kept, expected, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_what_a_saved_tensor_hook_keeps_is_never_written_over() -> None:
+    virtual, seen = vdnn.virtualize(network()), []
+
+    def pack(saved: Tensor) -> Tensor:
+        seen.append((saved, saved.detach().clone()))
+        return saved
+
+    for step in range(NUM_STEPS):
+        clear(virtual)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: saved):
+            virtual(batch(step)).square().mean().backward()
+    changed = [
+        k for k, (tensor, copy) in enumerate(seen) if tensor.dtype.is_floating_point and not torch.equal(tensor, copy)
+    ]
+    assert seen
+    assert not changed
+
+
+def test_a_learned_iteration_asks_nobody_for_memory() -> None:
+    virtual = vdnn.virtualize(network())
+    for step in range(NUM_STEPS):
+        list(gradients_first(virtual, step))
+    counts = session_of(virtual).memory.counts()
+    assert counts is not None
+    assert (counts.num_unexpected, counts.unexpected_nbytes, counts.num_moves_refused) == (0, 0, 0)
+    assert counts.num_planned > 20
+    assert counts.num_page_faults <= 20
+    assert counts.arena_peak_nbytes <= counts.arena_nbytes <= 1.01 * counts.arena_peak_nbytes
+
+
+def test_gradients_that_stay_over_the_next_forward_lie_outside_of_the_arena() -> None:
+    """Their pages would be missing from the arena while the forward runs."""
+    first, after = (vdnn.virtualize(network()) for _ in range(2))
+    for step in range(NUM_STEPS):
+        list(gradients_first(first, step))
+        list(gradients_after_forward(after, step))
+    arena_nbytes = [session_of(model).memory.counts().arena_nbytes for model in (first, after)]
+    assert arena_nbytes[1] < arena_nbytes[0]
+    assert session_of(after).memory.counts().num_unexpected == 0
+
+
+def test_a_layout_that_is_wrong_does_no_harm(library: Any) -> None:
+    """Slots that all lie at the same place: the first block gets it, the others get memory of their own."""
+    allocator, nbytes = StepAllocator(library), MiB
+    assert allocator.reserve(4 * MiB)
+    same = Slots(np.array([[nbytes, 0, 0, 0, 1]] * 3), np.array([[0, nbytes]]))
+    allocator.begin_half(same)
+    blocks = [torch.full((nbytes,), k, dtype=torch.uint8) for k in range(3)]
+    allocator.end_half([])
+    assert [int(block.min()) for block in blocks] == [int(block.max()) for block in blocks] == [0, 1, 2]
+    counts = allocator.counts()
+    assert (counts.num_planned, counts.num_unexpected, counts.num_stashed) == (1, 2, 3)
+    del blocks
+    assert allocator.counts().num_stashed == 0
+
+
+def test_a_block_outlives_the_model_it_was_made_for(library: Any) -> None:
+    allocator = StepAllocator(library)
+    assert allocator.reserve(4 * MiB)
+    allocator.begin_half(NO_SLOTS)
+    block = torch.ones(MiB)
+    allocator.end_half([])
+    del allocator
+    assert float(block.sum()) == MiB
+
+
+def test_a_forked_child_trains_on() -> None:
+    virtual = vdnn.virtualize(network())
+    for step in range(3):
+        list(gradients_first(virtual, step))
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        list(gradients_first(virtual, 3))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def trains_without_addresses() -> tuple[str, bool]:
+    """With so little room for addresses that no arena can be reserved."""
+    virtual, plain = vdnn.virtualize(network(), sample=(batch(0),)), network()
+    assert isinstance(session_of(virtual).memory, StepMemory)
+    list(gradients_first(virtual, 0))
+    now_nbytes = int(Path("/proc/self/status").read_text().split("VmSize:")[1].split()[0]) * 1024
+    resource.setrlimit(resource.RLIMIT_AS, (now_nbytes + 3 * MiB, resource.RLIM_INFINITY))
+    torch.manual_seed(1)
+    found = list(gradients_first(virtual, 1))
+    torch.manual_seed(1)
+    expected = list(gradients_first(plain, 1))
+    return session_of(virtual).memory.missing, all(map(torch.equal, found, expected))
+
+
+@pytest.mark.slow
+def test_an_arena_that_the_system_refuses_is_done_without() -> None:
+    missing, is_equal = in_child(trains_without_addresses)
+    assert "refuses an arena" in missing
+    assert is_equal
+
+
+def memory_without_a_compiler() -> str:
+    os.environ["CXX"] = "no-such-compiler"
+    virtual = vdnn.virtualize(network())
+    list(gradients_first(virtual, 0))
+    memory = session_of(virtual).memory
+    assert isinstance(memory, UnplannedMemory)
+    return memory.missing
+
+
+@pytest.mark.slow
+def test_without_a_compiler_training_goes_on_and_says_so() -> None:
+    assert "no-such-compiler" in in_child(memory_without_a_compiler)
