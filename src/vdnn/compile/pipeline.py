@@ -35,6 +35,8 @@ from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import cut
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.journeys import trips_of
+from vdnn.runtime.process_memory import give_back_garbage
+from vdnn.runtime.step_memory import returned_memory
 from vdnn.units import format_nbytes
 
 log = logging.getLogger("vdnn")
@@ -43,7 +45,9 @@ log = logging.getLogger("vdnn")
 def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
     require_exact(step.joint.graph)
-    planned = plan_step(step, session.options)
+    give_back_garbage()
+    with returned_memory():
+        planned = plan_step(step, session.options)
     form, plan = planned.form, planned.plan
     if trips_of(plan):
         session.transfers()  # opened now, so that a tier that cannot be had is known before the first step

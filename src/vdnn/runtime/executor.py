@@ -25,6 +25,7 @@ from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.overwritten import make_own
+from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.running_step import Step, running
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
@@ -144,6 +145,8 @@ class Executor:
 
     def _forward(self, args: list[Any]) -> Sequence[Any]:
         self.measured.num_forward += 1
+        if self.measured.num_forward == 1:
+            give_back_garbage()  # of capturing: the step's tensors come on top of what the process has now
         with self._memory.half((self._memory_key, "forward"), is_forward=True) as half:
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])

@@ -96,6 +96,14 @@ def return_freed_memory() -> None:
         raise Unsupported("cannot measure the process's peak: the C library refused the mallopt settings it needs.")
 
 
+def give_back_garbage() -> None:
+    """Collect what tracing and planning left behind, and have malloc return what is free: it is tens of MiB, and a
+    step's tensors come on top of it. Where malloc is not glibc's, it keeps what it keeps."""
+    gc.collect()
+    with suppress(Unsupported):
+        _libc().malloc_trim(0)
+
+
 def _return_freed_memory_if_possible() -> None:
     """Where it is not, `peak_of` is the one to say so."""
     with suppress(Unsupported):

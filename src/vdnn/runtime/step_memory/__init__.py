@@ -4,11 +4,14 @@
 `step_memory.py` learns what an iteration asks for and plans where it lies.
 """
 
-from vdnn.runtime.step_memory.allocator import StepAllocator
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
 from vdnn.runtime.step_memory.library import step_library
 from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
 
-__all__ = ["MemoryCounts", "StepMemory", "UnplannedMemory", "open_step_memory"]
+__all__ = ["MemoryCounts", "StepMemory", "UnplannedMemory", "open_step_memory", "returned_memory"]
 
 
 def open_step_memory() -> StepMemory | UnplannedMemory:
@@ -17,3 +20,19 @@ def open_step_memory() -> StepMemory | UnplannedMemory:
     return (
         UnplannedMemory(library.missing) if library.functions is None else StepMemory(StepAllocator(library.functions))
     )
+
+
+@contextmanager
+def returned_memory() -> Iterator[None]:
+    """Large blocks that this thread takes inside go back to the system when they are freed. For work beside steps, such
+    as measuring ops: malloc would keep holes of their size for good."""
+    library = step_library()
+    if library.functions is None:
+        yield
+        return
+    allocator = StepAllocator(library.functions)
+    allocator.begin_half(NO_SLOTS)
+    try:
+        yield
+    finally:
+        allocator.end_half([])
