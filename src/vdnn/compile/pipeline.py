@@ -45,7 +45,7 @@ log = logging.getLogger("vdnn")
 def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
     require_exact(step.joint.graph)
-    give_back_garbage()
+    give_back_garbage(len(step.joint.graph.nodes))
     with returned_memory():
         planned = plan_step(step, session.options)
     form, plan = planned.form, planned.plan

@@ -146,7 +146,7 @@ class Executor:
     def _forward(self, args: list[Any]) -> Sequence[Any]:
         self.measured.num_forward += 1
         if self.measured.num_forward == 1:
-            give_back_garbage()  # of capturing: the step's tensors come on top of what the process has now
+            give_back_garbage(len(self._graph))  # the step's tensors come on top of what the process has now
         with self._memory.half((self._memory_key, "forward"), is_forward=True) as half:
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])

@@ -39,6 +39,8 @@ _MMAP_THRESHOLD_NBYTES = (
     64 * KiB
 )  # small enough that every feature map counts, large enough that Python's own objects do not
 
+_LARGE_STEP_OPS = 250  # some 10 MiB of Python objects; a collection takes a few tenths of a second
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -96,9 +98,12 @@ def return_freed_memory() -> None:
         raise Unsupported("cannot measure the process's peak: the C library refused the mallopt settings it needs.")
 
 
-def give_back_garbage() -> None:
-    """Collect what tracing and planning left behind, and have malloc return what is free: it is tens of MiB, and a
-    step's tensors come on top of it. Where malloc is not glibc's, it keeps what it keeps."""
+def give_back_garbage(num_ops: int) -> None:
+    """Collect what tracing and planning a step of so many ops left behind, and have malloc return what is free: it is
+    tens of MiB for large steps, and the step's tensors come on top of it. Small steps leave less than looking at all
+    objects is worth. Where malloc is not glibc's, it keeps what it keeps."""
+    if num_ops < _LARGE_STEP_OPS:
+        return
     gc.collect()
     with suppress(Unsupported):
         _libc().malloc_trim(0)
