@@ -28,6 +28,7 @@ from tiers import DISK, MACHINES, used_nbytes
 from torch import nn
 
 import vdnn
+from vdnn.environment import PLAN_CACHE
 from vdnn.errors import LostHandle
 from vdnn.plan import Decision, Encode, EncodeOffload, Plan, Problem, Recompute
 from vdnn.plan.strategies import gist
@@ -232,7 +233,9 @@ def travelling(tier: str, fetch: str, *, decoded: bool) -> Change:
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> Callable[[Change], str]:
-    """A strategy whose plans are gist's with every code changed; its name."""
+    """A strategy whose plans are gist's with every code changed; its name. Plans are not remembered: each change would
+    find those of another."""
+    monkeypatch.setenv(PLAN_CACHE, "off")
 
     def install(change: Change) -> str:
         def solve(problem: Problem) -> Plan:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 from torch import fx
 
@@ -17,6 +18,7 @@ from vdnn.capture.eager_kernels import require_dense, require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.tidy.passes import tidy
+from vdnn.compile.disk_room import plan_in_room
 from vdnn.compile.estimate import estimate
 from vdnn.compile.executable import exact_rerun_of, executor_of
 from vdnn.compile.form_choice import choose_form, follow_saved_plan
@@ -34,7 +36,6 @@ from vdnn.plan.strategy_table import solve, strategy_named
 from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import cut
 from vdnn.runtime.executor import Executor
-from vdnn.runtime.journeys import trips_of
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
 from vdnn.units import format_nbytes
@@ -47,10 +48,8 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     require_exact(step.joint.graph)
     give_back_garbage(len(step.joint.graph.nodes))
     with returned_memory():
-        planned = plan_step(step, session.options)
+        planned = plan_in_room(partial(plan_step, step), session.options, session.disk_room)
     form, plan = planned.form, planned.plan
-    if trips_of(plan):
-        session.transfers()  # opened now, so that a tier that cannot be had is known before the first step
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
     exact_rerun = exact_rerun_of(planned, session)
     programs = [program(half) for half in halves]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
 
+from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.seen_storages import SeenStorages
 from vdnn.errors import InvalidInput, Unsupported
 from vdnn.hardware.observed_links import ObservedLink
@@ -41,6 +42,7 @@ class Session:
         known = self.options
         asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
         self._tiers = SharedTiers(shared_runtime(), asked)
+        self.disk_room = DiskRoom(self._tiers)
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
@@ -49,6 +51,7 @@ class Session:
     def end(self) -> None:
         """The model is gone; what PyTorch still keeps of it needs no tiers. A backward that is to come has its own hold
         on them."""
+        self.disk_room.begin_again()
         self._tiers.let_go()
 
     def observed_links(self) -> tuple[ObservedLink, ...]:
@@ -69,6 +72,7 @@ class Session:
             return False
         self.seen.begin_again()
         self.executors.clear()
+        self.disk_room.begin_again()
         return True
 
     def next_name(self) -> str:

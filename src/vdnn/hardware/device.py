@@ -7,7 +7,7 @@ tier before it, in both directions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 THIS_MACHINE = "this machine"
 """The name of the hardware that was measured rather than described."""
@@ -110,3 +110,16 @@ class Hardware:
         raise ValueError(
             f"hardware {self.name!r} has no link {source}->{target}: it has {[x.name for x in self.links]}"
         )
+
+
+def bounded(hardware: Hardware, name: str, nbytes: int | None) -> Hardware:
+    """With a tier of at most so many bytes; None bounds nothing."""
+    if nbytes is None:
+        return hardware
+    return replace(
+        hardware, tiers=tuple(_at_most(tier, nbytes) if tier.name == name else tier for tier in hardware.tiers)
+    )
+
+
+def _at_most(tier: Tier, nbytes: int) -> Tier:
+    return Tier(tier.name, nbytes if tier.nbytes is None else min(nbytes, tier.nbytes))

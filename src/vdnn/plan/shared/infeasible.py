@@ -46,8 +46,9 @@ def bounds_of_tiers(problem: Problem) -> str:
     everything_nbytes = sum(storage.nbytes for storage in problem.graph.storages)
     rooms = {tier.name: tier.nbytes for tier in problem.hardware.tiers[1:] if tier.nbytes is not None}
     short = {name: nbytes for name, nbytes in rooms.items() if nbytes < everything_nbytes}
-    words = " and ".join(f"{name}_budget {format_nbytes(nbytes)}" for name, nbytes in short.items())
-    return f", with {words}" if words else ""
+    words = " and ".join(f"{format_nbytes(nbytes)} on {name}" for name, nbytes in short.items())
+    bounds = " (by its free space or disk_budget; spill_dir names another directory)" if "disk" in short else ""
+    return f", with room for {words}{bounds}" if words else ""
 
 
 def _filling(plan: Plan) -> list[tuple[int, str]]:

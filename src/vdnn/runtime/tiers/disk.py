@@ -60,12 +60,20 @@ class DiskStore:
 
     def reserve(self, nbytes: int) -> DiskPlace:
         self._opened()
-        return DiskPlace(self, self._ledger.lease(nbytes, _padded(nbytes)))
+        return DiskPlace(self, self._ledger.lease(nbytes, padded_nbytes(nbytes)))
 
     def promise(self, sizes: Sequence[int]) -> Promise:
         """Set bytes aside for places of these sizes, all held at once, beside what others were promised."""
+        return self.promise_more(sum(sizes), sum(map(padded_nbytes, sizes)))
+
+    def promise_more(self, nbytes: int, with_padding_nbytes: int) -> Promise:
         self._opened()
-        return self._ledger.promise(sum(sizes), sum(map(_padded, sizes)))
+        return self._ledger.promise(nbytes, with_padding_nbytes)
+
+    @property
+    def leased_nbytes(self) -> int:
+        """What is stored now, padding included."""
+        return self._ledger.leased_nbytes
 
     @property
     def promisable_nbytes(self) -> int | None:
@@ -186,7 +194,7 @@ class Written(NamedTuple):
     checksums: dict[int, int] | None
 
 
-def _padded(nbytes: int) -> int:
+def padded_nbytes(nbytes: int) -> int:
     """Room for any phase: a page more than the bytes need."""
     return round_up(nbytes + DIRECT_PAGE_NBYTES - 1, DIRECT_PAGE_NBYTES) if nbytes else 0
 

@@ -109,6 +109,13 @@ class Ledger:
             return self._used_nbytes
 
     @property
+    def leased_nbytes(self) -> int:
+        """Used, with the padding."""
+        with self._lock:
+            self._settle()
+            return self._extents.capacity_nbytes - self._extents.free_nbytes
+
+    @property
     def row_nbytes(self) -> int:
         """How long the row is: what is leased, what is promised, and what was either before."""
         return self._extents.capacity_nbytes

@@ -18,6 +18,7 @@ import torch
 
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.runtime.pool.accounts import Accounts
+from vdnn.runtime.tiers.store import Store
 
 Ticket = Any
 """Opaque to the runtime: whatever an implementation returns from `send`."""
@@ -28,6 +29,9 @@ class Transfers(Protocol):
 
     accounts: Accounts
     """Of everything that moves through these tiers."""
+
+    stores: dict[str, Store]
+    """The tiers, by name."""
 
     def send(self, source: torch.Tensor, tier: str, name: str = "") -> Ticket:
         """Start copying `source` to `tier`. The transfer keeps `source` alive until `wait_sent`. An error about it, now
