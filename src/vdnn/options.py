@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vdnn.codecs import LOSSY_FORMATS
+from vdnn.environment import disk_dir
 from vdnn.errors import InvalidInput
-from vdnn.hardware.device import Hardware, Tier
+from vdnn.hardware.device import THIS_MACHINE, Hardware, Tier, bounded
 from vdnn.hardware.presets import preset
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import parse_share
@@ -25,6 +26,7 @@ from vdnn.plan.model.optimizer_state import OPTIMIZERS, optimizer_named
 from vdnn.plan.model.problem import DENSITY
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import strategy_named
+from vdnn.runtime.tiers.direct_io import room_nbytes
 from vdnn.units import parse_nbytes
 
 COMPILERS = ("eager", "inductor")
@@ -194,25 +196,26 @@ class Options:
     def chosen_costs(self) -> str:
         if self.costs is not None:
             return self.costs  # known: nothing has to be measured now, in the middle of a trace
-        here = self.device is None or (isinstance(self.device, Hardware) and self.device.name == _this_machine().name)
+        here = self.device is None or (isinstance(self.device, Hardware) and self.device.name == THIS_MACHINE)
         return "tried" if self.budget is not None and here else "roofline"
 
     @property
     def hardware(self) -> Hardware:
-        machine = _this_machine() if self.device is None else self.device
+        machine = _this_machine(self.spill_dir) if self.device is None else self.device
         machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}
         return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
 
-    def on_known_hardware(self) -> Options:
+    def on_known_hardware(self, *, runs: bool = False) -> Options:
         """With the machine looked up, and a saved plan read. To be called before tracing starts: while AOTAutograd
-        traces, every tensor is fake."""
+        traces, every tensor is fake. Who only plans has the disk as it is now; who `runs` asks for every plan."""
         asked = self
         if self.plan is not None:
             saved = opened(self.plan)
             budget = saved.problem.budget_nbytes if self.budget is None else self.budget
             asked = replace(self, plan=saved, budget=budget)
-        return replace(asked, device=asked.hardware, costs=asked.chosen_costs)
+        machine = asked.hardware if runs else _with_free_disk(asked.hardware, self.spill_dir)
+        return replace(asked, device=machine, costs=asked.chosen_costs)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Options:
@@ -263,10 +266,17 @@ def check_names(given: Iterable[str], known: type, function: str) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}. Its options: {names}")
 
 
-def _this_machine() -> Hardware:
+def _this_machine(spill_dir: str | None) -> Hardware:
     from vdnn.calibrate.this_machine import this_machine  # imports torch, for which `vdnn --help` does not wait
 
-    return this_machine()
+    return this_machine(spill_dir)
+
+
+def _with_free_disk(hardware: Hardware, spill_dir: str | None) -> Hardware:
+    """This machine's disk is as large as what is free there now; of another machine nothing is known here."""
+    if hardware.name != THIS_MACHINE or all(tier.name != "disk" for tier in hardware.tiers):
+        return hardware
+    return bounded(hardware, "disk", room_nbytes(disk_dir() if spill_dir is None else spill_dir))
 
 
 def _bounded(tier: Tier, bound: Amount | None) -> Tier:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
+import subprocess
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +24,9 @@ from vdnn.calibrate.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
 from vdnn.calibrate.machine_speeds import Measurements, TrialSizes, hardware_from, measure_machine
 from vdnn.calibrate.this_machine import this_machine
 from vdnn.errors import InvalidInput
-from vdnn.hardware.machine import fingerprint
+from vdnn.hardware.machine import file_system_of, fingerprint
+from vdnn.options import Options
+from vdnn.runtime.runtime import shared_runtime
 from vdnn.units import MiB
 
 TINY = TrialSizes(
@@ -50,6 +55,7 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("VDNN_DISK_DIR", str(tmp_path))
     monkeypatch.setattr(detect, "QUICK", TINY)
+    monkeypatch.setattr(shared_runtime(), "machines_looked_at", set())
     monkeypatch.setattr(detect, "share_now", lambda: 1.0)  # tests run side by side: nobody measures a second time
     return tmp_path
 
@@ -158,22 +164,26 @@ def test_another_number_of_threads_is_another_machine(own_folders: Path, monkeyp
     assert this_machine() == first
 
 
-def measured_with(others_share: float) -> Measurements:
+def measured_with(others_share: float, known: Measurements) -> Measurements:
     """The more others took of the cores, the slower a call."""
-    return replace(without_disk(), others_share=others_share, launch_s=(1 + others_share) * without_disk().launch_s)
+    return replace(known, others_share=others_share, launch_s=(1 + others_share) * known.launch_s)
 
 
-def test_speeds_of_a_busy_moment_are_measured_again_in_a_quiet_one(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+def test_speeds_of_a_busy_moment_are_measured_again_in_a_quiet_one(
+    own_folders: Path, monkeypatch: pytest.MonkeyPatch, measurements: Measurements
+):
     shares = iter([0.8, 0.02])
-    monkeypatch.setattr(detect, "_measure", lambda: measured_with(next(shares)))
+    monkeypatch.setattr(detect, "_measure", lambda _: measured_with(next(shares), measurements))
     monkeypatch.setattr(detect, "share_now", lambda: 0.0)
     first, second, third = this_machine(), this_machine(), this_machine()
     assert second != first
     assert third == second
 
 
-def test_a_busy_moment_keeps_what_is_remembered(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(detect, "_measure", lambda: measured_with(0.8))
+def test_a_busy_moment_keeps_what_is_remembered(
+    own_folders: Path, monkeypatch: pytest.MonkeyPatch, measurements: Measurements
+):
+    monkeypatch.setattr(detect, "_measure", lambda _: measured_with(0.8, measurements))
     monkeypatch.setattr(detect, "share_now", lambda: 0.9)
     assert this_machine() == this_machine()
 
@@ -194,6 +204,62 @@ def test_without_a_usable_disk_the_machine_has_one_tier_and_the_log_says_why(
         hardware = this_machine()
     assert [tier.name for tier in hardware.tiers] == ["device"]
     assert "planning without a disk tier" in caplog.text
+
+
+def test_a_directory_on_the_same_disk_is_known_already(own_folders: Path, monkeypatch: pytest.MonkeyPatch):
+    first, other = this_machine(), own_folders / "other"
+    other.mkdir()
+    monkeypatch.setattr(detect, "QUICK", None)  # measuring would fail
+    assert this_machine(str(other)) == first
+
+
+def mounted_tmpfs(where: Path, nbytes: int) -> Iterator[Path]:
+    where.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={nbytes}", "tmpfs", str(where)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("cannot mount a tmpfs here")
+    yield where
+    subprocess.run(["umount", "-l", str(where)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from mounted_tmpfs(tmp_path / "small", MiB)
+
+
+def test_another_disk_is_measured_alone_and_with_what_fits_on_it(
+    own_folders: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+):
+    first = this_machine()
+    monkeypatch.setattr(detect, "measure_machine", None)  # measuring the rest again would fail
+    other = this_machine(str(small_disk))
+    assert replace(other, links=(), sources=()) == replace(first, links=(), sources=())
+    assert [link.name for link in other.links] == ["device->disk", "disk->device"]
+    assert other.links != first.links
+    assert str(small_disk) in dict(other.sources)["device->disk"]
+    monkeypatch.setattr(detect, "QUICK", None)
+    assert this_machine(str(small_disk)) == other
+    assert this_machine() == first
+
+
+def test_a_named_directory_that_cannot_be_used_is_refused(own_folders: Path):
+    with pytest.raises(InvalidInput, match=r"nowhere' for the disk tier: it is not a directory"):
+        this_machine(str(own_folders / "nowhere"))
+
+
+def test_who_plans_for_this_machine_has_what_is_free_on_its_disk_now(own_folders: Path, small_disk: Path):
+    asked = Options(spill_dir=str(small_disk))
+    assert asked.hardware.tier("disk").nbytes is None
+    assert asked.on_known_hardware().hardware.tier("disk").nbytes == MiB
+    (small_disk / "other").write_bytes(bytes(MiB // 2))
+    assert asked.on_known_hardware().hardware.tier("disk").nbytes == MiB // 2
+    assert replace(asked, disk_budget=1000).on_known_hardware().hardware.tier("disk").nbytes == 1000
+    assert asked.on_known_hardware(runs=True).hardware.tier("disk").nbytes is None
+
+
+def test_disks_are_known_by_their_device_or_by_where_they_are_mounted(small_disk: Path, tmp_path: Path):
+    assert file_system_of(small_disk) == f"tmpfs at {small_disk}"
+    assert file_system_of(tmp_path) == file_system_of(tmp_path.parent) != file_system_of(small_disk)
 
 
 def test_the_fingerprint_changes_with_the_number_of_threads():

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from mmap import PAGESIZE
 from time import perf_counter
 from typing import Any
 
@@ -22,9 +23,11 @@ from vdnn.calibrate.disk_speed import DiskSpeed, measure_disk
 from vdnn.hardware.busy_cores import others_share
 from vdnn.hardware.device import THIS_MACHINE, CodecSpeed, Hardware, Link, Tier
 from vdnn.hardware.machine import cpu_model, num_cores, ram_nbytes
+from vdnn.runtime.tiers.direct_io import CHUNK_NBYTES, room_nbytes, usable_nbytes
 from vdnn.torch_private import torch_version
 from vdnn.units import MiB
 
+ROOM_FOR_TRIALS_NBYTES = 512 * MiB  # the copies beside compute hold a quarter of it, the first trial as much
 _TINY_CALLS = 200  # enough calls of a tiny op that reading the clock does not count
 
 
@@ -116,6 +119,22 @@ def measure_machine(directory: str | os.PathLike[str] | None = None, sizes: Tria
         )
 
 
+def with_disk(known: Measurements, directory: str | os.PathLike[str], sizes: TrialSizes = THOROUGH) -> Measurements:
+    """The same machine with another disk, which alone is measured. Trials on a disk with little room are small, and do
+    without copies beside compute."""
+    import torch
+
+    usable_nbytes(directory, 2 * PAGESIZE)
+    room = room_nbytes(directory)
+    if room is None or room >= ROOM_FOR_TRIALS_NBYTES:
+        disk = measure_disk(directory, sizes.disk_nbytes)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            write, read = _beside(directory, sizes)
+        return replace(known, disk=disk, write=write, read=read)
+    chunk_nbytes = max(PAGESIZE, min(CHUNK_NBYTES, 2 ** (room // 4).bit_length() // 2))
+    return replace(known, disk=measure_disk(directory, room // 2, chunk_nbytes), write=None, read=None)
+
+
 def _beside(directory: str | os.PathLike[str], sizes: TrialSizes) -> tuple[BesideCompute, BesideCompute]:
     kernel = _convolution(sizes.conv_batch)[0]
     with disk_transfers(directory) as transfers:
@@ -123,7 +142,8 @@ def _beside(directory: str | os.PathLike[str], sizes: TrialSizes) -> tuple[Besid
 
 
 def hardware_from(measurements: Measurements) -> Hardware:
-    """This machine as the planner sees it: RAM is the device, the disk is the tier below.
+    """This machine as the planner sees it: RAM is the device, the disk is the tier below. What is free on the disk
+    changes by the minute, and is asked for where a plan is made (`options.py`, `compile/disk_room.py`).
 
     An op reads and writes, so its traffic is twice what the copy rate counts.
     """
@@ -139,7 +159,6 @@ def hardware_from(measurements: Measurements) -> Hardware:
         how = f"{'direct' if disk.is_direct else 'buffered'} I/O in {disk.directory}"
         when = "" if measurements.write is None else ", beside convolutions on every core"
         sources += [
-            ("disk", f"read: free bytes in {disk.directory}"),
             ("device->disk", f"measured: {how}{when}"),
             ("disk->device", f"measured: {how}{when}"),
         ]
@@ -147,16 +166,12 @@ def hardware_from(measurements: Measurements) -> Hardware:
         name=THIS_MACHINE,
         flops_per_s=measurements.gemm_flops_per_s,
         memory_bandwidth_bytes_per_s=2 * measurements.copy_fresh_bytes_per_s,
-        tiers=(Tier("device", measurements.ram_nbytes), *_disk_tier(disk)),
+        tiers=(Tier("device", measurements.ram_nbytes), *(() if disk is None else (Tier("disk"),))),
         links=_disk_links(measurements),
         launch_s=measurements.launch_s,
         sources=tuple(sources),
         codecs=measurements.codecs,
     )
-
-
-def _disk_tier(disk: DiskSpeed | None) -> tuple[Tier, ...]:
-    return () if disk is None else (Tier("disk", disk.free_nbytes),)
 
 
 def _disk_links(measurements: Measurements) -> tuple[Link, ...]:

@@ -1,9 +1,9 @@
 """This machine as a `Hardware`, measured once and remembered.
 
-Leaves: a `Hardware`. What is remembered belongs to one
-processor, number of cores and threads, torch version and disk directory; under others there is another memory. Speeds
-of a busy moment are measured again in the first quiet one. A cache that cannot be read or written costs time, never a
-plan.
+Enters: the directory of the disk tier. Leaves: a `Hardware`. What is remembered belongs to one processor, number of
+cores and threads, torch version and file system; under others there is another memory. On a machine that is known
+another disk is measured alone. Speeds of a busy moment are measured again in the first quiet one. A cache that cannot
+be read or written costs time, never a plan.
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ import json
 import logging
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vdnn.calibrate.machine_speeds import QUICK, Measurements, hardware_from, measure_machine
+from vdnn.calibrate.machine_speeds import QUICK, Measurements, hardware_from, measure_machine, with_disk
 from vdnn.environment import cache_dir, disk_dir
 from vdnn.errors import InvalidInput
 from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
 from vdnn.hardware.device import Hardware
-from vdnn.hardware.machine import cpu_model, num_cores
+from vdnn.hardware.machine import cpu_model, file_system_of, num_cores
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.torch_private import torch_version, without_modes
 
@@ -32,28 +33,39 @@ MachinesJson = dict[str, Any]
 """From a machine to its measurements, both as JSON."""
 
 
-def this_machine() -> Hardware:
+def this_machine(directory: str | None = None) -> Hardware:
     """From remembered measurements, or from new ones: a few seconds, the first time. They are made with real tensors,
-    also in the middle of a trace."""
+    also in the middle of a trace. The disk is the one under `directory`, or under the usual one."""
     with without_modes():
-        return hardware_from(_remembered_or_measured())
+        return hardware_from(_remembered_or_measured(directory))
 
 
-def _remembered_or_measured() -> Measurements:
+def _remembered_or_measured(directory: str | None) -> Measurements:
     path = cache_dir() / _MACHINES_FILE
-    known = _parsed(_load(path), path)
-    if known is None or _is_better_measured_now(known):
-        known = _quieter(known, _measure())
-        _save(path, {**_load(path), _identity(): known.to_json()})
-    return known
+    machines, identity = _load(path), _identity(directory)
+    known = _parsed(machines, identity, path)
+    if known is None:
+        same = _same_but_for_disk(machines, path)
+        found = _measure(directory) if same is None else _on_disk(same, directory)
+    elif _is_better_measured_now(known, identity):
+        found = _quieter(known, _measure(directory))
+    else:
+        found = known if known.disk is not None else _on_disk(known, directory)
+    if found != known:
+        _save(path, {**_load(path), identity: found.to_json()})
+    return found
 
 
-def _is_better_measured_now(known: Measurements) -> bool:
+def _same_but_for_disk(machines: MachinesJson, path: Path) -> Measurements | None:
+    return next((_parsed(machines, name, path) for name in machines if name.startswith(_machine())), None)
+
+
+def _is_better_measured_now(known: Measurements, identity: str) -> bool:
     """What was measured in a busy moment, once per process, if this one is quiet."""
     looked_at = shared_runtime().machines_looked_at
-    if known.others_share <= QUIET_SHARE or _identity() in looked_at:
+    if known.others_share <= QUIET_SHARE or identity in looked_at:
         return False
-    looked_at.add(_identity())
+    looked_at.add(identity)
     return share_now() <= QUIET_SHARE
 
 
@@ -61,19 +73,35 @@ def _quieter(known: Measurements | None, new: Measurements) -> Measurements:
     return new if known is None or new.others_share < known.others_share else known
 
 
-def _measure() -> Measurements:
-    """Without a usable disk there is still a machine to plan for; it has one tier less, and the log says why."""
+def _measure(directory: str | None) -> Measurements:
+    return _on_disk(measure_machine(None, QUICK), directory)
+
+
+def _on_disk(known: Measurements, directory: str | None) -> Measurements:
+    """Without a usable disk there is still a machine to plan for; it has one tier less, and the log says why. A
+    directory that somebody named has to be usable."""
     try:
-        return measure_machine(disk_dir(), QUICK)
+        return with_disk(known, disk_dir() if directory is None else directory, QUICK)
     except InvalidInput as error:
+        if directory is not None:
+            raise
         log.warning("planning without a disk tier: %s", error)
-        return measure_machine(None, QUICK)
+        return replace(known, disk=None, write=None, read=None)
 
 
-def _identity() -> str:
+def _identity(directory: str | None) -> str:
+    """A machine with its disk."""
+    try:
+        disk = file_system_of(disk_dir() if directory is None else directory)
+    except OSError:
+        disk = str(disk_dir() if directory is None else directory)
+    return f"{_machine()}{disk}"
+
+
+def _machine() -> str:
     import torch
 
-    parts = (cpu_model(), num_cores(), f"{torch.get_num_threads()} threads", torch_version(), disk_dir())
+    parts = (cpu_model(), num_cores(), f"{torch.get_num_threads()} threads", torch_version(), "")
     return " | ".join(map(str, parts))
 
 
@@ -89,12 +117,12 @@ def _load(path: Path) -> MachinesJson:
         return {}
 
 
-def _parsed(saved: MachinesJson, path: Path) -> Measurements | None:
+def _parsed(saved: MachinesJson, identity: str, path: Path) -> Measurements | None:
     """None when this machine is not among them, or what is there does not read as measurements."""
-    if _identity() not in saved:
+    if identity not in saved:
         return None
     try:
-        return Measurements.from_json(saved[_identity()])
+        return Measurements.from_json(saved[identity])
     except (ValueError, TypeError, KeyError) as error:
         log.info("measuring this machine again, %s does not read as measurements: %r", path, error)
         return None

@@ -38,7 +38,7 @@ class Session:
     seen: SeenStorages = field(default_factory=SeenStorages)
 
     def __post_init__(self) -> None:
-        self.options = self.options.on_known_hardware()
+        self.options = self.options.on_known_hardware(runs=True)
         known = self.options
         asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
         self._tiers = SharedTiers(shared_runtime(), asked)

@@ -13,6 +13,7 @@ from pathlib import Path
 from vdnn.torch_private import torch_version
 
 _CPUINFO = Path("/proc/cpuinfo")
+_MOUNTS = Path("/proc/self/mountinfo")  # Linux, Documentation/filesystems/proc.rst, 3.5
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")  # cgroup v2; "max" when there is no limit
 
 
@@ -39,6 +40,20 @@ def ram_nbytes() -> int:
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
     return min(total, int(limit)) if limit.isdigit() else total
+
+
+def file_system_of(directory: str | os.PathLike[str]) -> str:
+    """What the disk under a directory is known by: its file system's type and device, or where it is mounted if it has
+    no device, as one in RAM. Where the system does not say, the directory itself."""
+    number = os.stat(directory).st_dev
+    wanted, found = f"{os.major(number)}:{os.minor(number)}", os.path.realpath(directory)
+    for line in _MOUNTS.read_text().splitlines() if _MOUNTS.exists() else ():
+        mount, _, kind = line.partition(" - ")
+        _, _, device, _, where, *_ = mount.split()
+        if device == wanted:
+            name, source, *_ = kind.split()
+            found = f"{name} {source}" if "/" in source or ":" in source else f"{name} at {where}"
+    return found
 
 
 def fingerprint() -> str:
