@@ -18,6 +18,7 @@ import vdnn
 from vdnn.errors import LostHandle, TierFailed, TierFull
 from vdnn.hardware.emulated import emulated
 
+KEEPS_ITS_GRAPH = pytest.mark.filterwarnings("ignore:[\\s\\S]*retain_graph=True:vdnn.errors.BudgetExceeded")
 TIGHT: dict[str, Any] = {"budget": "85%", "device": DISK, "strategy": "offload"}
 
 
@@ -39,6 +40,7 @@ def test_several_forwards_before_their_backwards_keep_their_maps_apart() -> None
     check(ConvNet(), train, **TIGHT)
 
 
+@KEEPS_ITS_GRAPH
 def test_a_kept_graph_fetches_again() -> None:
     def train(model: Any) -> None:
         loss = model(images()).sum()
@@ -111,6 +113,7 @@ def test_a_second_graph_that_overfills_a_tier_says_so_and_the_next_step_works() 
     assert used_nbytes(virtual) == 0
 
 
+@KEEPS_ITS_GRAPH
 def test_backward_runs_twice_where_maps_linger_into_backward() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.Tanh())), nn.Linear(64, 10))

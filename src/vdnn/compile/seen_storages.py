@@ -17,6 +17,7 @@ from vdnn.errors import BudgetExceeded
 from vdnn.ir import Graph
 from vdnn.plan.plan import Plan
 from vdnn.runtime.watched_step import WatchedStep
+from vdnn.torch_private import is_graph_kept
 from vdnn.units import format_nbytes
 
 Seen = Mapping[tuple[str, int], int]
@@ -35,9 +36,10 @@ class SeenStorages:
     num_again: int = 0
 
     def judge(self, plan: Plan, step: WatchedStep) -> None:
-        """Warn, and ask for another plan, if the step took more than its budget."""
+        """Warn, and ask for another plan, if the step took more than its budget. One whose backward was interrupted and
+        begun again says nothing of others: what the first left behind is still there."""
         budget_nbytes, timeline = plan.problem.budget_nbytes, step.timeline
-        if budget_nbytes is None or timeline is None or timeline.peak_nbytes <= budget_nbytes:
+        if budget_nbytes is None or timeline is None or step.num_backwards > 1 or timeline.peak_nbytes <= budget_nbytes:
             return
         larger = _named(plan.problem.graph, step.larger)
         is_new = any(self.nbytes.get(key, 0) < nbytes for key, nbytes in larger.items())
@@ -45,13 +47,15 @@ class SeenStorages:
         self.is_stale = is_new and self.num_again < MAX_AGAIN
         at = timeline.labels[timeline.peak_at]
         words = _words(plan.problem.graph.name, timeline.peak_nbytes, budget_nbytes, at, larger)
-        way_out = "It is planned again with that before its next step." if self.is_stale else TOO_LITTLE
+        way_out = AGAIN if self.is_stale else KEPT if is_graph_kept() else TOO_LITTLE
         warnings.warn(f"{words} {way_out}", BudgetExceeded, stacklevel=2)
 
     def begin_again(self) -> None:
         self.is_stale, self.num_again = False, self.num_again + 1
 
 
+AGAIN = "It is planned again with that before its next step."
+KEPT = "backward(retain_graph=True) keeps what was saved for it. Call backward once, or raise the budget by that."
 TOO_LITTLE = "Raise the budget by that, or hold less beside the model; `vdnn.report` has the bytes by role."
 
 

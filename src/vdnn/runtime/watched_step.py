@@ -44,6 +44,8 @@ class WatchedStep:
         self.tracker = StorageTracker(lambda position: _ask(role_of_result, position))
         weakref.finalize(self, self.tracker.close).atexit = False
         self.timeline: Timeline | None = None
+        self.num_backwards = 0
+        """How often its backward has begun: more than once if it was interrupted."""
         self.larger: dict[int, int] = {}
         """By position in the graph, the bytes of storages that turned out larger than planned."""
 
@@ -56,6 +58,7 @@ class WatchedStep:
         self.tracker.count_all(constants, Role.BUFFER)
 
     def count_tangents(self, tensors: Sequence[Any]) -> None:
+        self.num_backwards += 1
         self._compare(tensors, self._graph.tangents)
         self.tracker.count_all(tensors, Role.GRADIENT_MAP)
         self.tracker.settle()
