@@ -14,13 +14,14 @@ from typing import Any
 import pytest
 import torch
 from equivalence import assert_same_state, both
-from tiers import DISK
+from tiers import DISK, slow_down
 from torch import nn
 
 import vdnn
 from vdnn.api import session_of
 from vdnn.errors import ForeignPlan, Infeasible
 from vdnn.hardware.device import Tier, bounded
+from vdnn.hardware.observed_links import as_observed, observed_since
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.units import KiB, MiB
 
@@ -144,6 +145,21 @@ def test_the_limit_of_the_process_for_files_is_a_bound_like_the_disk_s(tmp_path:
             virtual_of(net(), tmp_path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_becomes_slow_in_mid_training_shows_in_the_next_step(tmp_path: Path) -> None:
+    virtual = virtual_of(net(), tmp_path)
+    session = session_of(virtual)
+    virtual(BATCH).sum().backward()
+    before = session.observed_links()
+    slow_down(virtual, "disk", 20e6)
+    virtual(BATCH).sum().backward()
+    links = observed_since(session.observed_links(), before)
+    assert [(link.tier, link.is_back) for link in links] == [("disk", False), ("disk", True)]
+    assert all(link.nbytes >= on_disk_nbytes(virtual) for link in links)
+    assert all(1e6 < (link.bytes_per_s or 0) <= 20e6 for link in links)
+    priced = as_observed(DISK, links)
+    assert all(link.bandwidth_bytes_per_s <= 20e6 for link in priced.links)
 
 
 def test_a_saved_plan_that_the_disk_cannot_hold_is_refused(tmp_path: Path) -> None:

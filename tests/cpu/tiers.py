@@ -35,3 +35,8 @@ def used_nbytes(virtual: Any) -> int:
     """What a virtualized model holds in all its slower tiers."""
     stores = session_of(virtual).transfers().stores  # type: ignore[attr-defined]
     return sum(store.used_nbytes for store in stores.values())
+
+
+def slow_down(virtual: Any, tier: str, bytes_per_s: float) -> None:
+    """From now on copies to and from a tier of this model take as long as over a link of that speed."""
+    session_of(virtual).transfers().throttle[tier] = bytes_per_s  # type: ignore[attr-defined]
