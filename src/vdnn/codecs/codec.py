@@ -72,6 +72,18 @@ class Codec(ABC):
     def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None: ...
 
 
+class Rounding(Codec):
+    """A codec that holds its values in a shorter format, which its class names: `class Fp8(Reduced, format="fp8")`."""
+
+    is_exact: ClassVar[bool] = False
+    format: ClassVar[str]
+
+    def __init_subclass__(cls, *, format: str = "", **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if format:
+            cls.format = format
+
+
 def is_whole_elements(storage: Storage) -> bool:
     """Whether the storage is a run of elements of a dtype we know."""
     return storage.dtype in ELEMENT_NBYTES and storage.nbytes % ELEMENT_NBYTES[storage.dtype] == 0

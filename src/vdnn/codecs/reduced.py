@@ -7,17 +7,12 @@ backward pass alone, which is why it trains where the same formats in forward do
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from vdnn.codecs.codec import Codec, Flat, Kernels, is_whole_elements, typed
+from vdnn.codecs.codec import Flat, Kernels, Rounding, is_whole_elements, typed
 from vdnn.codecs.kernels.formats import reduced_nbytes
 from vdnn.ir import Information
 
 
-class Reduced(Codec):
-    is_exact: ClassVar[bool] = False
-    format: ClassVar[str]
-
+class Reduced(Rounding):
     @property
     def is_possible(self) -> bool:
         return self.storage.dtype == "float32" and is_whole_elements(self.storage)
@@ -37,17 +32,13 @@ class Reduced(Codec):
         kernels.expand(encoding, self.format, typed(target, "float32"))
 
 
-class Fp16(Reduced):
-    format = "fp16"
+class Fp16(Reduced, format="fp16"): ...
 
 
-class Bf16(Reduced):
-    format = "bf16"
+class Bf16(Reduced, format="bf16"): ...
 
 
-class Fp10(Reduced):
-    format = "fp10"
+class Fp10(Reduced, format="fp10"): ...
 
 
-class Fp8(Reduced):
-    format = "fp8"
+class Fp8(Reduced, format="fp8"): ...

@@ -13,7 +13,7 @@ from __future__ import annotations
 from math import ceil
 from typing import ClassVar
 
-from vdnn.codecs.codec import ELEMENT_NBYTES, Codec, Flat, Kernels, is_whole_elements, rounded_up, typed
+from vdnn.codecs.codec import ELEMENT_NBYTES, Codec, Flat, Kernels, Rounding, is_whole_elements, rounded_up, typed
 from vdnn.codecs.kernels.formats import reduced_nbytes
 from vdnn.codecs.kernels.sparse_layout import csr_value_nbytes, mask_nbytes, num_blocks, num_rows, values_nbytes
 from vdnn.ir import Information
@@ -136,41 +136,25 @@ class SparseCsr(Sparse):
         )
 
 
-class _Lossy(Sparse):
-    is_exact: ClassVar[bool] = False
-
-
-class SparseFp16(_Lossy):
+class SparseFp16(Rounding, Sparse, format="fp16"):
     """A bit mask, and values rounded to fp16."""
 
-    format = "fp16"
 
-
-class CsrFp16(SparseCsr, _Lossy):
-    """Rows of columns, and values rounded to fp16."""
-
-    format = "fp16"
-
-
-class SparseBf16(_Lossy):
+class SparseBf16(Rounding, Sparse, format="bf16"):
     """A bit mask, and values rounded to bf16."""
 
-    format = "bf16"
 
-
-class SparseFp10(_Lossy):
+class SparseFp10(Rounding, Sparse, format="fp10"):
     """A bit mask, and values rounded to fp10."""
 
-    format = "fp10"
 
-
-class SparseFp8(_Lossy):
+class SparseFp8(Rounding, Sparse, format="fp8"):
     """A bit mask, and values rounded to fp8."""
 
-    format = "fp8"
+
+class CsrFp16(Rounding, SparseCsr, format="fp16"):
+    """Rows of columns, and values rounded to fp16."""
 
 
-class CsrFp8(SparseCsr, _Lossy):
+class CsrFp8(Rounding, SparseCsr, format="fp8"):
     """Rows of columns, and values rounded to fp8."""
-
-    format = "fp8"
