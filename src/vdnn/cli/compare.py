@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Set
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Unpack
 
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from vdnn.cli.answer import Answer
 from vdnn.cli.arguments import IMAGES, PLANNING, BatchSize, ImageOptions, ModelName, takes
-from vdnn.cli.planning import Asked, ask, measuring
+from vdnn.cli.planning import CapturedStep, ask, measuring
 from vdnn.options import Options, PlanOptions
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
@@ -31,18 +32,22 @@ def compare(
     model: ModelName, batch: BatchSize, images: ImageOptions, as_json: bool, **options: Unpack[PlanOptions]
 ) -> Answer:
     """Compare all strategies on one training step, then budgets from 100 % down to the least: memory against time."""
-    with measuring(enabled=not as_json) as progress:
-        asked = ask(model, batch, images, Options(**options), progress)
-        problem = asked.problem()
-    rows = _solved(asked, problem, shows_progress=not as_json)
+    with ExitStack() as stack:
+        with measuring(enabled=not as_json) as progress:
+            asked = ask(model, batch, images, Options(**options), progress)
+            captured = stack.enter_context(asked.captured())
+            problem = captured.problem()
+        rows = _solved(captured, problem, shows_progress=not as_json)
     return Answer(_record(asked.name, problem, *rows), lambda width: _view(asked.name, problem, *rows, width))
 
 
-def _solved(asked: Asked, problem: Problem, shows_progress: bool) -> tuple[list[ComparedPlan], list[ComparedPlan]]:
+def _solved(
+    captured: CapturedStep, problem: Problem, shows_progress: bool
+) -> tuple[list[ComparedPlan], list[ComparedPlan]]:
     """The rows of both tables. Budgets are planned as `vdnn.virtualize` does, in other forms of the step too."""
     strategies: list[ComparedPlan] = []
     budgets: list[ComparedPlan] = []
-    within: Callable[[int], Plan] = lambda nbytes: asked.plan(budget=nbytes, strategy=SWEPT_STRATEGY)  # noqa: E731
+    within: Callable[[int], Plan] = lambda nbytes: captured.plan(budget=nbytes, strategy=SWEPT_STRATEGY)  # noqa: E731
     with Console(stderr=True, quiet=not shows_progress).status("Planning") as status:
         for row in by_strategy(problem):
             status.update(f"Planning: {row.strategy} took {format_seconds(row.solve_s)}")

@@ -21,6 +21,7 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.views.plan_figures import keep_all
 
 if TYPE_CHECKING:
+    from vdnn.compile.traced_step import TracedStep
     from vdnn.models import Workload
 
 
@@ -36,17 +37,33 @@ class Asked:
     def name(self) -> str:
         return f"{self.workload.name}, batch {self.batch}"
 
+    @contextmanager
+    def captured(self) -> Iterator[CapturedStep]:
+        """The step, traced once for all that is asked while this is open."""
+        from vdnn.compile.planned_step import captured_step
+
+        with captured_step(self.workload.step, self.workload.args, {}) as step:
+            yield CapturedStep(step, self.options)
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """A traced step, planned as often as somebody asks."""
+
+    step: TracedStep
+    options: Options
+
     def problem(self) -> Problem:
         """Of the step as it was traced."""
-        from vdnn.compile.planned_step import problem_of
+        from vdnn.compile.pipeline import describe_step
 
-        return problem_of(self.workload.step, self.workload.args, {}, self.options)
+        return describe_step(self.step, self.options).problem
 
     def plan(self, **changes: Any) -> Plan:
         """The plan that `vdnn.virtualize` would follow with these options, some of them changed."""
-        from vdnn.compile.planned_step import plan_of
+        from vdnn.compile.pipeline import plan_step
 
-        return plan_of(self.workload.step, self.workload.args, {}, replace(self.options, **changes))
+        return plan_step(self.step, replace(self.options, **changes)).plan
 
 
 @dataclass(frozen=True)
@@ -78,17 +95,19 @@ def solve(asked: Asked) -> Solved:
     """The plan that the options ask for, timed apart from the capture."""
     import vdnn.plan.auto.search  # noqa: F401 - loading the solver is no part of planning
     from vdnn.compile.pipeline import plan_step
-    from vdnn.compile.planned_step import captured_step
 
-    with captured_step(asked.workload.step, asked.workload.args, {}) as step:
+    with asked.captured() as captured:
         begin = perf_counter()
-        planned = plan_step(replace(step, name=asked.workload.name), asked.options)
+        planned = plan_step(replace(captured.step, name=asked.workload.name), asked.options)
         return Solved(asked.name, planned.plan, perf_counter() - begin, planned.decide_s)
 
 
 def oracle_of(asked: Asked, plan: Plan) -> Plan:
     """Keep-all of the step as it was traced: a plan for another form of it has another graph."""
-    return keep_all(asked.problem() if plan.problem.form else plan.problem)
+    if not plan.problem.form:
+        return keep_all(plan.problem)
+    with asked.captured() as captured:
+        return keep_all(captured.problem())
 
 
 @contextmanager
