@@ -5,9 +5,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-# One torch thread per worker process, so that the workers do not fight over the cores.
+# One torch thread per worker process, so that the workers do not fight over the cores. Where a test asks for two, the one
+# that waits sleeps.
 TEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS)
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(TEST_WORKERS)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all check format bench clean

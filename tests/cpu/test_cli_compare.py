@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import json
-from contextlib import redirect_stdout
-from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from cpu.command_line import DEEP, ON_TITAN_X, place_nets, text
-from larger import larger
-from vdnn.cli import main
+from cpu.command_line import DEEP, ON_TITAN_X, place_nets
+from vdnn.cli.answer import Answer
+from vdnn.cli.app import app
 from vdnn.plan import STRATEGIES
 
 COMPARE = ("compare", DEEP, "--batch", "16", *ON_TITAN_X)
 ROW = {"strategy", "label", "budget_nbytes", "solve_s", "figures", "why_not", "minimum_nbytes", "form"}
 
 
-@pytest.fixture(autouse=True)
-def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place_nets(tmp_path, monkeypatch)
+@pytest.fixture(scope="module")
+def answer(tmp_path_factory: pytest.TempPathFactory) -> Answer:
+    """One comparison for all claims about it: solving everything takes seconds."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        place_nets(tmp_path_factory.mktemp("compare"), monkeypatch)
+        return app(args=[*COMPARE, "--budget", "70%"], prog_name="vdnn", standalone_mode=False)
 
 
 @pytest.fixture(scope="module")
-def record(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """One comparison for all claims about it: solving everything takes seconds."""
-    with pytest.MonkeyPatch.context() as monkeypatch, redirect_stdout(io.StringIO()) as printed:
-        place_nets(tmp_path_factory.mktemp("compare"), monkeypatch)
-        assert main([*COMPARE, "--budget", "70%", "--json"]) == 0
-    return json.loads(printed.getvalue())
+def record(answer: Answer) -> Any:
+    return json.loads(json.dumps(answer.record))
 
 
 def test_the_json_keeps_its_shape(record: Any) -> None:
@@ -72,11 +69,12 @@ def test_keeping_everything_costs_nothing_at_its_own_peak(record: Any) -> None:
     assert full["moved_nbytes"] == 0
 
 
-@pytest.mark.parametrize("columns", [80, *larger(120)])
-def test_both_tables_fit_the_terminal_with_a_line_per_row(
-    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lines = text(capsys, monkeypatch, columns, *COMPARE, "--budget", "70%").splitlines()
+@pytest.mark.parametrize("columns", [80, 120])
+def test_both_tables_fit_the_terminal_with_a_line_per_row(columns: int, answer: Answer) -> None:
+    console = Console(width=columns, highlight=False, no_color=True)
+    with console.capture() as capture:
+        console.print(answer.view(columns))
+    lines = capture.get().splitlines()
     assert max(map(len, lines)) <= columns
     for label in (*STRATEGIES, "100%", "75%", "50%", "35%", "25%", "minimum"):
         assert len([line for line in lines if line.startswith(f"{label} ")]) >= 1, label

@@ -134,9 +134,21 @@ def bound(op: OpOverload, call: dict[str, Any]) -> tuple[list[Any], dict[str, An
     return [call[name] for name in positional], {n: value for n, value in call.items() if n not in positional}
 
 
-def functional(op: OpOverload, call: dict[str, Any]) -> Tensor:
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """For the ops in question alone: copies and comparisons beside them would wait for a second thread in vain."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def functional(op: OpOverload, call: dict[str, Any], num_threads: int = 1) -> Tensor:
     args, kwargs = bound(op, with_copies(call))
-    return op(*args, **kwargs)
+    with threads(num_threads):
+        return op(*args, **kwargs)
 
 
 def in_place(op: OpOverload, call: dict[str, Any], victim: Victim) -> tuple[Tensor, Callable[[], Tensor]]:
@@ -158,11 +170,12 @@ def admitted(op: OpOverload, call: dict[str, Any], expected: Tensor) -> list[Vic
     return [victim for victim in victims(op, call) if have_same_layout(_copy(call[victim[0]]), expected)]
 
 
-def check_form(op: OpOverload, call: dict[str, Any]) -> None:
-    expected = functional(op, call)
+def check_form(op: OpOverload, call: dict[str, Any], num_threads: int = 1) -> None:
+    expected = functional(op, call, num_threads)
     for victim in admitted(op, call, expected):
         overwritten, run = in_place(op, call, victim)
-        found = run()
+        with threads(num_threads):
+            found = run()
         assert found.data_ptr() == overwritten.data_ptr()
         assert_same_bits(expected, found)
 
@@ -177,22 +190,11 @@ def naming(layout: str) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def check_with_threads(op: OpOverload, call: dict[str, Any]) -> None:
     """One thread, and two where PyTorch would use them: below 32768 elements (at::internal::GRAIN_SIZE) it does not."""
     large = any(isinstance(value, Tensor) and value.numel() > 2048 for value in call.values())
-    for number in (1, 2) if large else (1,):  # softmax weighs an element as 16
-        with threads(number):
-            check_form(op, call)
+    for num_threads in (1, 2) if large else (1,):  # softmax weighs an element as 16
+        check_form(op, call, num_threads)
 
 
 @EVERY_FORM

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from torch import nn
 import vdnn
 from vdnn import models
 from vdnn.models.spec import Workload
+from vdnn.runtime.runtime import shared_runtime
 
 CHAINS = ("vgg16", "resnet50", "googlenet", "densenet121", "vit", "gpt2")
 WAYS = [
@@ -123,7 +123,7 @@ def test_of_a_mapping_the_pages_that_were_touched_are_resident(step_memory: Modu
 def test_a_stand_in_without_memory_counts_nothing_and_a_tensor_its_bytes(step_memory: ModuleType) -> None:
     from vdnn.runtime.running_step import phantom
 
-    gc.unfreeze()  # memory for stand-ins that other files left is known to Python again
+    shared_runtime().close()  # lets go of memory for stand-ins that other files have left
     shape = (1024, 1024)
     before = step_memory.live_nbytes()
     stand_in = phantom(shape, (1024, 1), 0, torch.float32)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
-from equivalence import assert_same, plan, train, virtualize
+from capture_once import captured_once
+from equivalence import Outcome, assert_same, plan, train, virtualize
 from formed import joint_of
 from nets import ConvNet, Using, images
 from torch import Tensor, fx, nn
@@ -21,6 +22,7 @@ from vdnn.capture.tidy.passes import PASSES, tidy
 from vdnn.capture.tidy.peak import keep_all_peak_nbytes
 from vdnn.environment import SKIP_PASSES
 from vdnn.errors import InvalidInput
+from vdnn.plan import Plan
 
 FREE = [each.name for each in PASSES if not each.needed]
 NEEDED = [each.name for each in PASSES if each.needed]
@@ -51,8 +53,26 @@ def everything() -> nn.Module:
 
 def trained(**options: Any) -> Any:
     model = everything()
-    step = virtualize(model, **options) if options else model
+    with captured_once("everything"):
+        step = virtualize(model, **options) if options else model
     return train(step, model, (images(),))
+
+
+def planned(**options: Any) -> Plan:
+    with captured_once("everything", "as fake tensors"):
+        return plan(everything(), (images(),), **options)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Outcome:
+    return trained()
+
+
+@pytest.fixture(scope="module")
+def traced() -> fx.GraphModule:
+    """The joint graph of a step of `everything()`, which nobody changes."""
+    with joint_of(everything(), (images(),)) as joint:
+        return joint
 
 
 def shown(graph: fx.Graph) -> list[Any]:
@@ -68,40 +88,41 @@ def small_losses_run_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_backward, "WORTH_PARTS_NBYTES", 1)
 
 
-def test_what_was_traced_stays_as_it_was() -> None:
-    with joint_of(everything(), (images(),)) as joint:
-        before, code = shown(joint.graph), joint.code
-        tidied = tidy(joint)
-        assert shown(joint.graph) == before
-        assert joint.code == code
-        assert shown(tidied.graph) != before
-        assert set(joint.graph.nodes).isdisjoint(tidied.graph.nodes)
+def test_what_was_traced_stays_as_it_was(traced: fx.GraphModule) -> None:
+    before, code = shown(traced.graph), traced.code
+    tidied = tidy(traced)
+    assert shown(traced.graph) == before
+    assert traced.code == code
+    assert shown(tidied.graph) != before
+    assert set(traced.graph.nodes).isdisjoint(tidied.graph.nodes)
 
 
-def test_a_copy_has_the_names_of_the_traced_graph_and_can_make_no_code() -> None:
-    with joint_of(everything(), (images(),)) as joint:
-        copy = copy_of(joint)
-        assert shown(copy.graph) == shown(joint.graph)
-        with pytest.raises(NotImplementedError):
-            copy(images())
+def test_a_copy_has_the_names_of_the_traced_graph_and_can_make_no_code(traced: fx.GraphModule) -> None:
+    copy = copy_of(traced)
+    assert shown(copy.graph) == shown(traced.graph)
+    with pytest.raises(NotImplementedError):
+        copy(images())
 
 
 @pytest.mark.parametrize("name", FREE)
 @pytest.mark.parametrize("options", [{"strategy": "keep-all"}, {"budget": "95%", "device": "titan-x"}], ids=str)
 def test_a_step_without_a_pass_trains_with_the_same_bits(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], plain: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with joint_of(everything(), (images(),)) as joint:
-        assert changed_by(joint, name) or name == "getitems"  # AOTAutograd unpacks results at once in most graphs
     monkeypatch.setenv(SKIP_PASSES, name)
-    assert_same(trained(), trained(sample=(images(),), **options))
+    assert_same(plain, trained(sample=(images(),), **options))
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_a_pass_that_can_be_left_out_has_something_to_do_here(name: str, traced: fx.GraphModule) -> None:
+    assert changed_by(traced, name) or name == "getitems"  # AOTAutograd unpacks results at once in most graphs
 
 
 def test_a_step_without_any_pass_that_can_be_left_out_trains_with_the_same_bits(
-    monkeypatch: pytest.MonkeyPatch,
+    plain: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SKIP_PASSES, " , ".join(FREE))
-    assert_same(trained(), trained(strategy="keep-all"))
+    assert_same(plain, trained(strategy="keep-all"))
 
 
 @pytest.mark.parametrize("name", NEEDED)
@@ -109,19 +130,19 @@ def test_a_pass_that_bits_or_plans_rest_on_is_not_left_out(name: str, monkeypatc
     monkeypatch.setenv(SKIP_PASSES, f"in-place,{name}")
     reason = next(each.needed for each in PASSES if each.name == name)
     with pytest.raises(InvalidInput, match=re.escape(f"({name}: {reason}). Others: {', '.join(FREE)}")):
-        plan(everything(), (images(),))
+        planned()
 
 
 def test_a_name_that_no_pass_has_is_refused_with_all_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SKIP_PASSES, "in-palce")
     every = re.escape(", ".join(each.name for each in PASSES))
     with pytest.raises(InvalidInput, match=f"VDNN_SKIP_PASSES names no pass by in-palce. The passes: {every}"):
-        plan(everything(), (images(),))
+        planned()
 
 
 def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     with caplog.at_level(level, logger="vdnn.passes"):
-        plan(everything(), (images(),))
+        planned()
     return [record.getMessage() for record in caplog.records if record.name == "vdnn.passes"]
 
 
@@ -137,11 +158,12 @@ def test_the_peak_is_logged_for_who_looks_closely(caplog: pytest.LogCaptureFixtu
 
 
 @pytest.mark.parametrize("skip", [[], FREE], ids=["tidy", "without passes"])
-def test_the_logged_peak_is_that_of_keeping_all(skip: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_logged_peak_is_that_of_keeping_all(
+    skip: list[str], traced: fx.GraphModule, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(SKIP_PASSES, ",".join(skip))
-    with joint_of(everything(), (images(),)) as joint:
-        found = keep_all_peak_nbytes(tidy(joint).graph)
-    assert found == plan(everything(), (images(),), strategy="keep-all").peak_nbytes
+    found = keep_all_peak_nbytes(tidy(traced).graph)
+    assert found == planned(strategy="keep-all").peak_nbytes
 
 
 def test_a_model_that_is_only_evaluated_is_tidied_too() -> None:
