@@ -1,6 +1,7 @@
 """How many random examples a property is tried on: few in `make test`, many more in `make test-all`.
 
-`@examples(25)` tries 25 in the first and `MANY_TIMES` as many in the second, which asks for the profile "many".
+`@examples(40)` tries half of them in the first, and `MANY_TIMES` as many in the second, which asks for the profile
+"many" and runs before every change is accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ USUAL = 100
 """Examples of a profile that `examples` takes as one time; Hypothesis' own default."""
 MANY_TIMES = 5
 
-settings.register_profile("few", max_examples=USUAL, deadline=None)
+settings.register_profile("few", max_examples=USUAL // 2, deadline=None)
 settings.register_profile("many", max_examples=USUAL * MANY_TIMES, deadline=None)
 settings.load_profile("few")
 

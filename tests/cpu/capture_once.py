@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import compiled_autograd
+from torch._subclasses import FakeTensor
 
 import vdnn.capture.export
 
@@ -31,7 +33,7 @@ def captured_once(*step: Any) -> Iterator[None]:
 
     def trace(stack: contextlib.ExitStack, module: Any, args: Any, kwargs: Any, **options: Any) -> Any:
         tensors = (*module.parameters(), *module.buffers(), *args)
-        key = (step, tuple((tuple(t.shape), t.dtype, t.requires_grad) for t in tensors))
+        key = (step, tuple(map(_kind, tensors)))
         if key not in _traced:
             traced = _trace(stack, module, args, kwargs, **options)
             _traced[key] = _copy(traced)
@@ -42,6 +44,12 @@ def captured_once(*step: Any) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(vdnn.capture.export, "aot_export_joint_with_descriptors", trace)
         yield
+
+
+def _kind(tensor: Tensor) -> tuple[Any, ...]:
+    """What of a tensor a trace depends on; one of stand-ins is not one of tensors that hold something."""
+    is_fake = isinstance(tensor, FakeTensor)
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, is_fake
 
 
 def _reenter(stack: contextlib.ExitStack, joint: Any) -> None:

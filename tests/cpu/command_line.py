@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from capture_once import captured_once
 
 from vdnn.cli import main
 
@@ -44,20 +45,27 @@ def place_nets(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "my_nets", raising=False)
 
 
+def run(*arguments: str) -> int:
+    """The exit code of a command about a network, which is captured once for all commands about it."""
+    _, network, *_ = arguments
+    with captured_once(network):
+        return main(list(arguments))
+
+
 def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    assert main([*arguments, "--json"]) == 0
+    assert run(*arguments, "--json") == 0
     return json.loads(capsys.readouterr().out)
 
 
 def text(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, *arguments: str) -> str:
     """What a terminal of so many columns shows."""
     monkeypatch.setenv("COLUMNS", str(columns))
-    assert main(list(arguments)) == 0
+    assert run(*arguments) == 0
     return capsys.readouterr().out
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    assert main(list(arguments)) == 2
+    assert run(*arguments) == 2
     out, err = capsys.readouterr()
     assert out == ""
     return err

@@ -9,11 +9,10 @@ from types import ModuleType
 import pytest
 import torch
 
-pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the development extra")
-
 
 @pytest.fixture
 def digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    pytest.importorskip("sklearn", reason="the digits come with scikit-learn, of the development extra")
     monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path))
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import digits

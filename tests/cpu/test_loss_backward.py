@@ -5,13 +5,24 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
+from capture_once import captured_once
 from captured import graph_of, only_op, ops_of, storages_written
-from equivalence import assert_measured_as_simulated, assert_same, differences, executors, gradients, train, virtualize
+from equivalence import (
+    Outcome,
+    assert_measured_as_simulated,
+    assert_same,
+    differences,
+    executors,
+    gradients,
+    train,
+    virtualize,
+)
 from nets import EITHER_FRONT_END, Using, options
 from tiers import DISK, smallest_budget
 from torch import Tensor, nn
@@ -237,20 +248,27 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("strategy", [name for name in STRATEGIES if STRATEGIES[name].always_rounds_to is None])
 def test_every_strategy_leaves_it_right(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_backward, "WORTH_PARTS_NBYTES", 0)
-    assert_trains_alike(words(num_words=500), sentences(500), strategy=strategy)
+    assert_trains_alike(strategy=strategy)
 
 
 @pytest.mark.parametrize("strategy", ["auto", "greedy", "offload", "superneurons"])
 def test_it_is_right_at_the_smallest_budget(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_backward, "WORTH_PARTS_NBYTES", 0)
-    model, args = words(num_words=500), sentences(500)
-    assert_trains_alike(model, args, strategy=strategy, budget=smallest_budget(model, args, strategy, DISK))
+    with captured_once("words"):
+        budget = smallest_budget(words(num_words=500), sentences(500), strategy, DISK)
+    assert_trains_alike(strategy=strategy, budget=budget)
 
 
-def assert_trains_alike(model: nn.Module, args: Any, **options: Any) -> None:
-    plain = copy.deepcopy(model)
-    expected = train(plain, plain, args)
-    virtual = virtualize(model, device=DISK, **options)
+@cache
+def plain_outcome() -> Outcome:
+    model = words(num_words=500)
+    return train(model, model, sentences(500))
+
+
+def assert_trains_alike(**options: Any) -> None:
+    model, args, expected = words(num_words=500), sentences(500), plain_outcome()
+    with captured_once("words"):
+        virtual = virtualize(model, sample=args, device=DISK, **options)
     assert_same(expected, train(virtual, model, args))
     assert_measured_as_simulated(virtual)
     assert goes_over_log_probabilities(executors(virtual)[0].plan.problem.graph)

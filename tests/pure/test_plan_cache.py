@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter
 
 import pytest
 
+from larger import larger
 from pure import graphs
+from pure.growth import AT_MOST, TIMES, growth
 from vdnn.cost.table import OpCost
 from vdnn.environment import PLAN_CACHE
 from vdnn.hardware.device import Hardware
@@ -296,14 +297,9 @@ def long_chain(num_ops: int) -> Graph:
     return Graph("long", ops, values, storages, (0,), (), ())
 
 
-def test_the_digest_of_70_000_ops_takes_less_than_a_second() -> None:
-    graph = long_chain(70_000)
-    trials = []
-    for _ in range(3):
-        begin = perf_counter()
-        graph_digest(graph)
-        trials.append(perf_counter() - begin)
-    assert min(trials) < 1
+@pytest.mark.parametrize("num_ops", [8_000, *larger(70_000)])
+def test_the_work_of_a_digest_grows_with_the_ops_not_with_their_square(num_ops: int) -> None:
+    assert growth(graph_digest, long_chain(num_ops // TIMES), long_chain(num_ops)) < AT_MOST
 
 
 def test_presets_are_constants_and_not_measurements() -> None:
