@@ -24,6 +24,7 @@ from torch.utils.cpp_extension import include_paths
 
 from vdnn.environment import cache_dir, compiler_command, uses_step_memory
 from vdnn.plan.addresses.layout import SMALLEST_NBYTES
+from vdnn.torch_private import torch_version
 
 ABI = 1  # kAbi in csrc/step_allocator.cpp
 SOURCE = Path(__file__).parent / "csrc" / "step_allocator.cpp"
@@ -78,7 +79,7 @@ def _built() -> Path:
     if compiler is None:
         raise ImportError(f"there is no C++ compiler ({compiler_command()!r} was not found; CXX names another)")
     command = _command(compiler)
-    key = hashlib.sha256("\0".join((*command, torch.__version__, SOURCE.read_text())).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\0".join((*command, torch_version(), SOURCE.read_text())).encode()).hexdigest()[:16]
     target = cache_dir() / f"step_memory_{key}.so"
     if not _is_ours(target):
         _build(command, target)
