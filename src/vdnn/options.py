@@ -134,6 +134,12 @@ class Options:
     disk_budget: Amount | None = field(
         default=None, metadata=described("Disk that feature maps may take. Default: all.", metavar="BYTES")
     )
+    in_flight: int = field(
+        default=1,
+        metadata=described("How many forwards come before the first backward: microbatches in flight share a budget."),
+    )
+    """More than that are noticed, and the plan is made again for them."""
+
     spill_dir: str | None = field(default=None, metadata=described("Where feature maps go on disk.", metavar="DIR"))
     """A private file is made there. None: VDNN_DISK_DIR, or the system's place for large temporary files."""
 
@@ -169,6 +175,8 @@ class Options:
             )
         if not (isinstance(self.density, (int, float)) and 0 < self.density <= 1):
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
+        if not isinstance(self.in_flight, int) or isinstance(self.in_flight, bool) or self.in_flight < 1:
+            raise InvalidInput(f"in_flight is a number of forwards, at least 1, not {self.in_flight!r}")
         for name in ("exact", "verify_spills"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
@@ -247,6 +255,7 @@ class PlanOptions(TypedDict, total=False):
     exact: bool
     costs: str | None
     density: float
+    in_flight: int
     progress: Callable[[int, int], None] | None
 
 

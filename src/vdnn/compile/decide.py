@@ -6,12 +6,15 @@ the same problem, or a new one.
 
 from __future__ import annotations
 
+from functools import partial
+
 from vdnn.options import Options
 from vdnn.plan.files.plan_cache import PlanCache
 from vdnn.plan.files.saved import fitting_plan, opened
 from vdnn.plan.judge.validate import check
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
+from vdnn.plan.shared.account import planned_in_account
 from vdnn.plan.strategy_table import solve_with_workspaces
 
 
@@ -20,6 +23,10 @@ def decide(problem: Problem, options: Options) -> Plan:
     checked in any case."""
     if options.plan is not None:
         return fitting_plan(opened(options.plan), problem)
+    return planned_in_account(problem, partial(_known_or_new, options=options))
+
+
+def _known_or_new(problem: Problem, options: Options) -> Plan:
     known = PlanCache()
     plan = known.lookup(problem, options.chosen_strategy)
     if plan is None:

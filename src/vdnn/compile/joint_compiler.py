@@ -33,8 +33,8 @@ class JointCompiler:
     def partition(
         self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        seen, name = dict(self.session.seen.nbytes), self.session.next_name()
-        step = TracedStep(joint, num_fwd_outputs, self.plain_inputs, name, seen)
+        seen, name = self.session.seen, self.session.next_name()
+        step = TracedStep(joint, num_fwd_outputs, self.plain_inputs, name, dict(seen.nbytes), seen.surroundings)
         forward, backward, self.executor = compile_step(step, self.session)
         self.session.add(self.executor)
         return forward, backward

@@ -32,6 +32,8 @@ from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.surroundings import Surroundings
+from vdnn.plan.shared.account import account_nbytes
 from vdnn.plan.strategy_table import solve, strategy_named
 from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import cut
@@ -80,8 +82,9 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     problem = Problem(
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
-    budget_nbytes = resolve_budget(options.budget, solve(problem, "keep-all").peak_nbytes)
-    asked = replace(problem, budget_nbytes=budget_nbytes)
+    around = step.surroundings.joined(Surroundings(options.in_flight))
+    budget_nbytes = resolve_budget(options.budget, account_nbytes(solve(problem, "keep-all"), around))
+    asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
 
 

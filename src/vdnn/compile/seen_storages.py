@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, replace
 from vdnn.capture.lower import Lowered
 from vdnn.errors import BudgetExceeded
 from vdnn.ir import Graph
+from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.plan import Plan
+from vdnn.plan.shared.account import account_nbytes
 from vdnn.runtime.watched_step import WatchedStep
 from vdnn.torch_private import is_graph_kept
 from vdnn.units import format_nbytes
@@ -32,6 +34,7 @@ class SeenStorages:
     """Of one virtualized model. `is_stale` asks the front end to capture again before the next step."""
 
     nbytes: dict[tuple[str, int], int] = field(default_factory=dict)
+    surroundings: Surroundings = ALONE
     is_stale: bool = False
     num_again: int = 0
 
@@ -49,6 +52,18 @@ class SeenStorages:
         words = _words(plan.problem.graph.name, timeline.peak_nbytes, budget_nbytes, at, larger)
         way_out = AGAIN if self.is_stale else KEPT if is_graph_kept() else TOO_LITTLE
         warnings.warn(f"{words} {way_out}", BudgetExceeded, stacklevel=2)
+
+    def judge_surroundings(self, plan: Plan, found: Surroundings) -> None:
+        """Warn, and ask for another plan, if more was alive beside the step than the plan has room for."""
+        budget_nbytes, expected = plan.problem.budget_nbytes, plan.problem.surroundings
+        if budget_nbytes is None or expected.joined(found) == expected:
+            return
+        needed_nbytes = account_nbytes(plan, found)
+        self.surroundings = self.surroundings.joined(found)
+        if needed_nbytes <= budget_nbytes:
+            return
+        self.is_stale = self.num_again < MAX_AGAIN
+        warnings.warn(_account_words(plan, found, needed_nbytes, budget_nbytes), BudgetExceeded, stacklevel=2)
 
     def begin_again(self) -> None:
         self.is_stale, self.num_again = False, self.num_again + 1
@@ -73,6 +88,18 @@ def _words(name: str, peak_nbytes: int, budget_nbytes: int, at: str, larger: Map
         f"{name} took {format_nbytes(peak_nbytes)} ({peak_nbytes} bytes) at {at!r},"
         f" {peak_nbytes - budget_nbytes} bytes more than its budget of {format_nbytes(budget_nbytes)}."
         f"{lines}{chr(10) if lines else ''}"
+    )
+
+
+def _account_words(plan: Plan, found: Surroundings, needed_nbytes: int, budget_nbytes: int) -> str:
+    beside = f"{found.num_in_flight} steps in flight at once" if found.num_in_flight > 1 else "the step"
+    if found.outside_nbytes:
+        beside += f" and {format_nbytes(found.outside_nbytes)} outside of the model"
+    return (
+        f"{plan.problem.graph.name}: {beside} take {format_nbytes(needed_nbytes)},"
+        f" {format_nbytes(needed_nbytes - budget_nbytes)} more than the budget of {format_nbytes(budget_nbytes)}."
+        " It is planned again for that before its next step; in_flight=k says from the first step on how many"
+        " forwards come before their backwards."
     )
 
 

@@ -15,6 +15,7 @@ from vdnn.capture.lower import InputInfo, Lowered
 from vdnn.compile.seen_storages import Seen
 from vdnn.cost.tried import Trials
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.plan import Plan
 
 
@@ -22,13 +23,14 @@ from vdnn.plan.plan import Plan
 class TracedStep:
     """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
     position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
-    traced."""
+    traced, `surroundings` what else was alive with them."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
     plain_inputs: Sequence[InputInfo]
     name: str
     seen: Seen = field(default_factory=dict)
+    surroundings: Surroundings = ALONE
 
 
 @dataclass(frozen=True)

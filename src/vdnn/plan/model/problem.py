@@ -9,6 +9,7 @@ from vdnn.codecs import LOSSY_FORMATS
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph
+from vdnn.plan.model.surroundings import ALONE, Surroundings
 
 DENSITY = 0.65
 """The share of non-zero elements that a sparse map is planned for unless a problem says otherwise. Over the outputs of
@@ -29,7 +30,7 @@ class Problem:
 
     `lossy` names the reduced format that codecs may round values to; None: every bit counts. `density` is the share of
     non-zero elements for which the encoding of a sparse map gets room. `form` names the form of the step that the graph
-    shows (`compile/forms/`); empty: as it was traced.
+    shows (`compile/forms/`); empty: as it was traced. `surroundings` is what else the budget has to hold.
     """
 
     graph: Graph
@@ -40,6 +41,7 @@ class Problem:
     lossy: str | None = None
     density: float = DENSITY
     form: str = ""
+    surroundings: Surroundings = ALONE
 
     @property
     def is_exact(self) -> bool:

@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 class LoggedBlock(NamedTuple):
     """A block of the iteration. `begin` and `end` count its allocations and releases; `end` is -1 while it is alive.
-    `half` counts the halves; `is_held` says that the caller of the half got it."""
+    `half` counts the halves, -1 is between two; `is_held` says that the caller of the half got it."""
 
     nbytes: int
     begin: int
@@ -83,6 +83,13 @@ class StepAllocator:
     def end_half(self, held_addresses: Sequence[int]) -> None:
         addresses = (ctypes.c_int64 * len(held_addresses))(*held_addresses)
         self._functions.vdnn_step_end_half(self._number, ctypes.addressof(addresses), len(held_addresses))
+
+    def watch_outside(self) -> None:
+        """From now on this thread's blocks are logged outside of halves too."""
+        self._functions.vdnn_step_watch_outside(self._number)
+
+    def unwatch_outside(self) -> None:
+        self._functions.vdnn_step_unwatch_outside(self._number)
 
     def begin_iteration(self) -> None:
         self._functions.vdnn_step_begin_iteration(self._number)

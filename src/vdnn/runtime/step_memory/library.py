@@ -39,6 +39,8 @@ SIGNATURES = {
     "close": (None, NUMBER),
     "begin_half": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
     "end_half": (None, NUMBER, NUMBERS, NUMBER),
+    "watch_outside": (None, NUMBER),
+    "unwatch_outside": (None, NUMBER),
     "begin_iteration": (None, NUMBER),
     "log_length": (NUMBER, NUMBER),
     "read_log": (None, NUMBER, NUMBERS, NUMBER),

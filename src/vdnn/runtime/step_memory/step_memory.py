@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vdnn.plan.addresses.layout import TimedBlock
+from vdnn.plan.addresses.layout import TimedBlock, peak_of
 from vdnn.plan.addresses.pack import pack
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Counts, Kind, LoggedBlock, Slots, StepAllocator
 
@@ -72,6 +72,8 @@ class RunningHalf:
 
     def __init__(self) -> None:
         self.held: list[int] = []
+        self.watches_outside = False
+        """Whether what runs between this half and the next one is to be counted."""
 
     def hold(self, tensors: Sequence[Any]) -> None:
         """The caller of the half gets these, and may keep them for as long as it likes."""
@@ -82,7 +84,7 @@ class UnplannedMemory:
     """Where the allocator cannot be wrapped: every block is malloc's. `missing` says why."""
 
     def __init__(self, missing: str) -> None:
-        self.missing = missing
+        self.missing, self.outside_nbytes = missing, 0
 
     @contextmanager
     def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:
@@ -102,6 +104,10 @@ class StepMemory:
         self._is_followed = False
         self._keys: list[Hashable] = []
         self._num_faults = 0
+        self._is_outside_watched = False
+        self.outside_nbytes = 0
+        """The most that was taken between two halves, as far as it was watched."""
+
         self._last: MemoryCounts | None = None
         self.missing = ""
 
@@ -110,6 +116,7 @@ class StepMemory:
         """Run one half inside. `key` says which: the same key asks for the same blocks."""
         if is_forward and self._allocator.counts().num_stashed == 0:
             self._begin_iteration(key)
+        self._end_outside()
         self._allocator.begin_half(self._slots_of(key))
         faults = _num_page_faults()
         half = RunningHalf()
@@ -118,6 +125,15 @@ class StepMemory:
         finally:
             self._allocator.end_half(half.held)
             self._num_faults += _num_page_faults() - faults
+            if half.watches_outside:
+                self._is_outside_watched = True
+                self._allocator.watch_outside()
+
+    def _end_outside(self) -> None:
+        if self._is_outside_watched:
+            self._is_outside_watched = False
+            self._allocator.unwatch_outside()
+            self.outside_nbytes = outside_peak_nbytes(self._allocator.log())
 
     def counts(self) -> MemoryCounts:
         """Of the last whole iteration, or of the one that runs if there was none."""
@@ -186,6 +202,7 @@ def plan_iteration(
 ) -> PlannedIteration:
     """Places for all blocks of an iteration that was recorded. A block that the caller still holds when the next
     iteration begins is kept; what was kept once stays so. Blocks are named by their half and their rank in it."""
+    log = [block for block in log if block.half >= 0]
     names = _names(log)
     kept = kept_before | {name for name, block in zip(names, log, strict=True) if block.is_held and block.end < 0}
     end = 1 + max((max(block.begin, block.end) for block in log), default=0)
@@ -205,6 +222,14 @@ def plan_iteration(
         extents[block.half] += [(extent.begin, extent.nbytes) for extent in place]
     halves = tuple(Slots(_numbers(s, 5), _numbers(e, 2)) for s, e in zip(slots, extents, strict=True))
     return PlannedIteration(keys, halves, kept, layout.arena_nbytes, layout.peak_nbytes, num_relearned)
+
+
+def outside_peak_nbytes(log: Sequence[LoggedBlock]) -> int:
+    """The most that was alive at once of what was taken outside of halves."""
+    end = 1 + max((max(block.begin, block.end) for block in log), default=0)
+    return peak_of(
+        TimedBlock(block.nbytes, block.begin, block.end if block.end >= 0 else end) for block in log if block.half < 0
+    )
 
 
 def _names(log: Sequence[LoggedBlock]) -> list[tuple[int, int]]:

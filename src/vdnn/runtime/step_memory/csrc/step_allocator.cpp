@@ -23,6 +23,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -136,6 +137,7 @@ struct Memory {
   int64_t num_halves = 0, clock = 0, generation = 0;
   int64_t num_stashed = 0; /* live blocks that no caller holds */
   bool is_closed = false;
+  std::atomic<bool> is_outside_watched{false}; /* asked without the lock */
   std::vector<LogEntry> log;
   std::multimap<int64_t, char*> waiting; /* kept blocks that were freed, by size */
   Statistics counted{};
@@ -147,7 +149,7 @@ struct Half {
   std::vector<Slot> slots;
   std::vector<Extent> extents;
   size_t next_slot;
-  int64_t number;
+  int64_t number;  /* -1: outside of any half */
 };
 
 std::mutex& mutex() {
@@ -246,7 +248,7 @@ char* take_slot(Memory& memory, const Half& half, const Slot& slot, Block& block
   for (const auto& piece : block.pieces) arena->live[piece.offset] = piece.offset + piece.nbytes;
   block.arena = arena;
   block.kind = slot.kind;
-  block.is_held = slot.is_held;
+  block.is_held = slot.is_held != 0;
   return address;
 }
 
@@ -269,7 +271,8 @@ char* take_unexpected(Memory& memory, int64_t nbytes, Block& block) {
 void* take(Half& half, int64_t nbytes) {
   std::lock_guard<std::mutex> lock(mutex());
   auto& memory = *half.memory;
-  Block block{half.memory, nullptr, kSmall, nbytes, memory.generation, memory.log.size(), false, {}};
+  bool is_outside = half.number < 0;
+  Block block{half.memory, nullptr, kSmall, nbytes, memory.generation, memory.log.size(), is_outside, {}};
   const Slot* slot = next_slot(half, nbytes);
   char* address = nullptr;
   if (slot != nullptr && slot->kind == kKept && nbytes >= kMapped) {
@@ -335,10 +338,17 @@ void release(void* address) {
   inner->raw_deallocate(address); /* was taken outside of any step */
 }
 
+/* The half that this thread is in, or the watched time between two. */
+Half* innermost() {
+  while (!running.empty() && running.back().number < 0 && !running.back().memory->is_outside_watched) running.pop_back();
+  return running.empty() ? nullptr : &running.back();
+}
+
 struct StepAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    if (running.empty() || nbytes < smallest) return inner->allocate(nbytes);
-    void* address = take(running.back(), static_cast<int64_t>(nbytes));
+    Half* half = nbytes < smallest ? nullptr : innermost();
+    if (half == nullptr) return inner->allocate(nbytes);
+    void* address = take(*half, static_cast<int64_t>(nbytes));
     if (address == nullptr) return inner->allocate(nbytes);
     return {address, address, &release, c10::Device(c10::DeviceType::CPU)};
   }
@@ -403,6 +413,7 @@ EXPORTED void vdnn_step_close(int64_t number) {
 /* From here on, this thread's blocks are those of the half. A slot is five numbers (`Slot`), an extent two. */
 EXPORTED void vdnn_step_begin_half(
     int64_t number, const int64_t* slots, int64_t num_slots, const int64_t* extents, int64_t num_extents) {
+  innermost(); /* forgets a time outside that is over */
   std::lock_guard<std::mutex> lock(mutex());
   auto memory = memory_of(number);
   auto* first_slot = reinterpret_cast<const Slot*>(slots);
@@ -412,6 +423,19 @@ EXPORTED void vdnn_step_begin_half(
                      {first_extent, first_extent + num_extents},
                      0,
                      memory->num_halves++});
+}
+
+/* Until `unwatch_outside`, what this thread takes outside of halves is logged too, as half -1 and as held. */
+EXPORTED void vdnn_step_watch_outside(int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex());
+  auto memory = memory_of(number);
+  memory->is_outside_watched = true;
+  running.push_back({memory, {}, {}, 0, -1});
+}
+
+EXPORTED void vdnn_step_unwatch_outside(int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex());
+  memory_of(number)->is_outside_watched = false; /* each thread finds out at its next block */
 }
 
 /* `addresses` are the blocks that the caller of the half keeps. */

@@ -1,0 +1,107 @@
+"""One budget for everything that a model has alive at once: the step, other steps in flight, what runs outside.
+
+Enters: a plan of one step, and the surroundings in which it runs. Leaves: the bytes that all of it takes together, and
+a plan with which they fit. The one idea: **a budget is given out once**. A step that waits for its backward holds its
+stash, so each further step in flight adds what crosses from forward to backward; a loss that is computed outside of the
+model adds what it holds meanwhile.
+
+Known weakness: other steps count with their whole stash, also while their own backward frees it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from vdnn.errors import Infeasible
+from vdnn.ir import Role
+from vdnn.plan.judge.residency import holdings
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.surroundings import ALONE, Surroundings
+from vdnn.plan.model.timeline import ROW_OF_ROLE
+from vdnn.plan.plan import Plan
+from vdnn.units import format_nbytes
+
+_DEVICE = 0  # the device is the first tier
+_STASHED = (ROW_OF_ROLE[Role.FEATURE_MAP], ROW_OF_ROLE[Role.OUTPUT])
+
+NUM_HALVINGS = 7
+"""How closely the largest budget for one step is looked for: to a hundredth of what lies between least and most."""
+
+
+def stash_nbytes(plan: Plan) -> int:
+    """What a step holds on the device between its forward and its backward: feature maps, encodings, outputs."""
+    graph, program = plan.problem.graph, plan.program
+    num_forward = sum(instruction.moment < graph.num_forward for instruction in program)
+    held = holdings(plan, program)
+    rows = zip(held.tiers, held.roles, held.nbytes, held.first, held.last, strict=True)
+    return sum(
+        int(nbytes)
+        for tier, role, nbytes, first, last in rows
+        if tier == _DEVICE and role in _STASHED and first < num_forward <= last
+    )
+
+
+def account_nbytes(plan: Plan, around: Surroundings) -> int:
+    """The peak of everything together."""
+    further = (around.num_in_flight - 1) * stash_nbytes(plan) if around.num_in_flight > 1 else 0
+    return plan.peak_nbytes + further + around.outside_nbytes
+
+
+def planned_in_account(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
+    """What `decide` answers for a budget that leaves room for the problem's surroundings. The plan keeps the whole
+    budget as its problem's: that is what the user named."""
+    around, alone = problem.surroundings, replace(problem, surroundings=ALONE)
+    if problem.budget_nbytes is None or around == ALONE:
+        return decide(problem)
+    return replace(_largest_that_fits(around, alone, decide), problem=problem)
+
+
+def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
+    """Between the least that one step needs and all that is left, by halving: a smaller budget for one step has a
+    smaller stash."""
+    budget_nbytes = problem.budget_nbytes
+    assert budget_nbytes is not None, "without a budget everything fits"
+    most = max(budget_nbytes - around.outside_nbytes, 0)
+    try:
+        plan = decide(replace(problem, budget_nbytes=most))
+        least = 0 if account_nbytes(plan, around) <= budget_nbytes else _least_nbytes(problem, decide)
+    except Infeasible as reason:
+        least = reason.minimum_nbytes
+    if not least:
+        return plan
+    best = decide(replace(problem, budget_nbytes=least))
+    if account_nbytes(best, around) > budget_nbytes:
+        raise _refusal(budget_nbytes, best, around)
+    for _ in range(NUM_HALVINGS):
+        middle = (least + most) // 2
+        plan = decide(replace(problem, budget_nbytes=middle))
+        if account_nbytes(plan, around) <= budget_nbytes:
+            best, least = plan, middle
+        else:
+            most = middle
+    return best
+
+
+def _least_nbytes(problem: Problem, decide: Callable[[Problem], Plan]) -> int:
+    try:
+        decide(replace(problem, budget_nbytes=0))
+    except Infeasible as reason:
+        return reason.minimum_nbytes
+    return 1  # even nothing is enough
+
+
+def _refusal(budget_nbytes: int, smallest: Plan, around: Surroundings) -> Infeasible:
+    needed = account_nbytes(smallest, around)
+    return Infeasible(
+        f"no plan fits {format_nbytes(budget_nbytes)}: one step alone takes {format_nbytes(smallest.peak_nbytes)} at"
+        f" least, and holds {format_nbytes(stash_nbytes(smallest))} from forward to backward. {_words(around)}\n"
+        f"Raise budget to at least {format_nbytes(needed)} ({needed} bytes), run fewer steps at once, or shrink the"
+        " batch.",
+        minimum_nbytes=needed,
+    )
+
+
+def _words(around: Surroundings) -> str:
+    outside = f", and {format_nbytes(around.outside_nbytes)} outside of the model" if around.outside_nbytes else ""
+    return f"The account is of {around.num_in_flight} steps in flight at once{outside}."

@@ -1,0 +1,76 @@
+"""One budget for a step and what is alive beside it: other steps in flight, and what runs outside of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pure import graphs
+from pure.random_plans import plans
+from random_examples import examples
+from vdnn.errors import Infeasible
+from vdnn.plan import Plan, Problem, check
+from vdnn.plan.model.surroundings import ALONE, Surroundings
+from vdnn.plan.shared.account import account_nbytes, planned_in_account, stash_nbytes
+from vdnn.plan.strategy_table import solve
+
+decide = partial(solve, strategy="greedy")
+
+
+def deep(budget_nbytes: int | None) -> Problem:
+    return graphs.problem(graphs.chain(12), budget_nbytes=budget_nbytes)
+
+
+def planned_in(around: Surroundings, problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
+    return planned_in_account(replace(problem, surroundings=around), decide)
+
+
+@given(plan=plans())
+@examples(40)
+def test_a_stash_is_no_more_than_what_is_there_when_backward_begins(plan: Plan) -> None:
+    graph = plan.problem.graph
+    last_forward = sum(instruction.moment < graph.num_forward for instruction in plan.program) - 1
+    assert 0 <= stash_nbytes(plan) <= plan.timeline.total()[last_forward]
+
+
+@pytest.mark.parametrize("around", [Surroundings(2), Surroundings(4), Surroundings(1, 150), Surroundings(3, 90)])
+def test_everything_together_fits_the_budget_and_the_plan_names_all_of_it(around: Surroundings) -> None:
+    kept = decide(deep(None))
+    budget_nbytes = account_nbytes(kept, around) * 3 // 4
+    plan = check(planned_in(around, deep(budget_nbytes), decide))
+    assert account_nbytes(plan, around) <= budget_nbytes
+    assert plan.problem.budget_nbytes == budget_nbytes
+
+
+def test_a_step_that_is_alone_has_the_whole_budget() -> None:
+    problem = deep(decide(deep(None)).peak_nbytes)
+    assert planned_in(ALONE, problem, decide) == decide(problem)
+
+
+def test_more_room_makes_no_slower_plan() -> None:
+    around = Surroundings(3)
+    most = account_nbytes(decide(deep(None)), around)
+    seconds = [planned_in(around, deep(most * share // 8), decide).step_time_s for share in (6, 7, 8)]
+    assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize("share", [2, 8])
+def test_what_cannot_fit_is_refused_with_bytes_that_work(share: int) -> None:
+    around = Surroundings(4, 50)
+    least = decide(deep(None)).peak_nbytes // share
+    with pytest.raises(Infeasible, match="4 steps in flight at once, and 50 B outside of the model") as refused:
+        planned_in(around, deep(least), decide)
+    minimum_nbytes = refused.value.minimum_nbytes
+    assert account_nbytes(planned_in(around, deep(minimum_nbytes), decide), around) <= minimum_nbytes
+
+
+@given(num_in_flight=st.integers(-2, 0))
+@examples(5)
+def test_surroundings_without_a_step_are_refused(num_in_flight: int) -> None:
+    with pytest.raises(ValueError, match="at least one step is in flight"):
+        Surroundings(num_in_flight)
