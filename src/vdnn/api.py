@@ -86,10 +86,11 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
         plain: Callable[..., Any] = plain_call(virtual)
     else:
         virtual, plain = _wrap(model), model
+    trained = as_module(virtual if isinstance(model, nn.Module) else model)
     if sample is None:
-        run: Callable[..., Any] = JustInTime(plain, session, fullgraph=fullgraph)
+        run: Callable[..., Any] = JustInTime(plain, session, (trained,), fullgraph=fullgraph)
     else:
-        run = AheadOfTime(virtual if isinstance(model, nn.Module) else as_module(model), session)
+        run = AheadOfTime(trained, session, plain, fullgraph=fullgraph)
         run.prepare(*check_sample(sample, {}))
     set_compiled_call(virtual, functools.partial(_call, run, plain))
     weakref.finalize(run, session.end).atexit = False

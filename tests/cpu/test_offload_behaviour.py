@@ -127,25 +127,3 @@ def test_backward_runs_twice_where_maps_linger_into_backward() -> None:
             loss.backward()
         pairs = zip(plain.parameters(), virtual.parameters(), strict=True)
         assert all(torch.equal(ours.grad, theirs.grad) for ours, theirs in pairs)
-
-
-class Decides(nn.Module):
-    """Branches on data inside a loop: Dynamo gives up on the whole frame."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(4))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for number, layer in enumerate(self.layers):
-            x = torch.tanh(layer(x))
-            if number == 2 and x.mean().item() > 0:
-                x = x * 2
-        return x
-
-
-def test_a_budget_that_nothing_keeps_warns_once() -> None:
-    virtual = vdnn.virtualize(Decides(), budget=1000, device=DISK, costs="roofline")
-    with pytest.warns(UserWarning, match="could not be captured, not even in pieces"):
-        virtual(torch.randn(8, 16)).sum().backward()
-    virtual(torch.randn(8, 16)).sum().backward()

@@ -55,6 +55,7 @@ MAY_IMPORT = {
         "runtime",
         "report",
         "calibrate",
+        "eager",
     },
     "models": {"errors", "papers"},  # the widths that a paper prints
     "papers": VOCABULARY | {"plan", "cost", "hardware", "codecs"},  # a problem needs a cost table and a machine

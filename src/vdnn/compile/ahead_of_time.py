@@ -13,33 +13,49 @@ from typing import Any
 from torch import nn
 
 from vdnn.capture.export import export_joint
+from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.session import Session
 from vdnn.compile.signature import signature_of
-from vdnn.torch_private import aot_compile_joint_with_descriptors
+from vdnn.errors import CaptureFailed, Unsupported
+from vdnn.torch_private import aot_compile_joint_with_descriptors, plain_call
 
 
 class AheadOfTime:
     """Runs a module whose whole step is traced before it runs, once for every signature it is called with."""
 
-    def __init__(self, module: nn.Module, session: Session) -> None:
+    def __init__(
+        self, module: nn.Module, session: Session, plain: Callable[..., Any] | None = None, *, fullgraph: bool = False
+    ) -> None:
+        """`plain` is what runs, within a budget, where no graph can be had; with `fullgraph` that is refused."""
         self._module, self._session = module, session
+        self._plain, self._fullgraph = plain_call(module) if plain is None else plain, fullgraph
         self._steps: dict[Hashable, Callable[..., Any]] = {}
+        self._fallback: EagerFallback | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.prepare(*args, **kwargs)(*args, **kwargs)
 
     def prepare(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
-        """The compiled step for these arguments, traced now if their signature is new."""
+        """The compiled step for these arguments, traced now if their signature is new. Where no graph can be had, and a
+        budget was named: what runs the model as it is within it."""
+        if self._fallback is not None:
+            return self._fallback
         if self._session.begins_again():
             self._steps.clear()
         signature = signature_of(self._module, args, kwargs)
         if signature not in self._steps:
-            self._steps[signature] = self._compile(args, kwargs)
+            self._session.refuse_endless_captures()
+            try:
+                self._steps[signature] = self._compile(args, kwargs)
+            except (CaptureFailed, Unsupported) as why:
+                if self._fullgraph or not self._session.is_bound:
+                    raise
+                self._fallback = self._session.fall_back(self._plain, (self._module,), why)
+                return self._fallback
         return self._steps[signature]
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-        self._session.refuse_endless_captures()
         compiler = JointCompiler(self._session, ())
         with contextlib.ExitStack() as stack:
             joint = export_joint(stack, self._module, args, kwargs, exact=True)

@@ -3,24 +3,29 @@
 Enters: a callable, and the session that gathers what it runs. Leaves: a callable that runs it. Graphs are guarded, and
 captured again for new shapes; where Python gets in the way the model is captured in pieces, each handed to a
 `JointCompiler` of its own.
+
+Note: [Whole or as it is]
+A budget is one account, and pieces that are planned apart would each take all of it, with the Python between them
+outside. So with a budget a model is captured whole, which Dynamo decides before anything runs, or it runs as it is,
+whole, in a tensor cache (`compile/eager_fallback.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import re
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.export import GRU_CELL
 from vdnn.capture.inputs import dynamo_inputs
+from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.session import MAX_CAPTURES, Session
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
@@ -30,7 +35,6 @@ from vdnn.torch_private import (
     aot_autograd,
     forget_captures,
     guarding_hooks,
-    tree_leaves,
 )
 
 log = logging.getLogger("vdnn")
@@ -55,6 +59,8 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
         with eager_kernels():
             return compile_graph(graph, inputs)
     except InexactTrace as reason:
+        if session.is_bound:
+            raise
         log.warning("a piece of %s runs plain, outside any plan: %s", session.name, reason)
         return graph.forward
 
@@ -77,7 +83,10 @@ def _refuse_gru_cells(graph: fx.GraphModule) -> None:
 class JustInTime:
     """Runs a callable through Dynamo with vdnn as its backend."""
 
-    def __init__(self, plain: Callable[..., Any], session: Session, *, fullgraph: bool) -> None:
+    def __init__(
+        self, plain: Callable[..., Any], session: Session, parts: Sequence[nn.Module] = (), *, fullgraph: bool
+    ) -> None:
+        """`parts` are the modules whose tensors are trained."""
         weakly = weakref.ref(session)  # Dynamo keeps every backend it was given for as long as the process lives
 
         def backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -85,8 +94,9 @@ class JustInTime:
             assert session is not None, "Dynamo calls the backend of a model that is gone"
             return compile_dynamo_graph(graph, inputs, session)
 
-        self._session, self._fullgraph, self._has_warned = session, fullgraph, False
+        self._session, self._fullgraph, self._parts = session, fullgraph, parts
         self._plain, self._backend = plain, backend
+        self._fallback: EagerFallback | None = None
         self._compiled = self._nothing_captured_yet()
 
     def _nothing_captured_yet(self) -> Callable[..., Any]:
@@ -99,42 +109,37 @@ class JustInTime:
             call,
             backend=self._backend,
             dynamic=False,
-            fullgraph=self._fullgraph,
+            fullgraph=self._fullgraph or self._session.is_bound,
             recompile_limit=MAX_CAPTURES + 1,
             isolate_recompiles=True,
         )
         return compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is not None:
+            return self._fallback(*args, **kwargs)
         if self._session.begins_again():
             self._compiled = self._nothing_captured_yet()
         try:
             with guarding_hooks():  # a hook added later must run
-                returned = self._compiled(*args, **kwargs)
+                return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
-            if isinstance(failure.inner_exception, VdnnError):
-                raise failure.inner_exception from None
-            raise
+            why = failure.inner_exception
+            if isinstance(why, VdnnError) and not (isinstance(why, InexactTrace) and self._session.is_bound):
+                raise why from None
+            if not self._session.is_bound:
+                raise
         except TorchDynamoException as failure:
             if self._fullgraph:
                 raise CaptureFailed(_explain_break(self._session.name, failure)) from failure
-            raise
-        self._warn_if_plain(returned)
-        return returned
-
-    def _warn_if_plain(self, returned: Any) -> None:
-        """Dynamo gives up on some frames whole (a loop that branches on data), and then the plain model has run."""
-        budget = self._session.options.budget
-        if budget is None or self._session.executors or self._has_warned:
-            return
-        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(returned)):
-            self._has_warned = True
-            warnings.warn(
-                f"{self._session.name} could not be captured, not even in pieces, and ran plain: budget {budget!r} does"
-                " not hold for it. `with vdnn.tensor_cache(budget=...)` keeps a budget for models as they are;"
-                " fullgraph=True names the line that stops the capture.",
-                stacklevel=4,
-            )
+            if not self._session.is_bound:
+                raise
+            why = failure
+        if self._fullgraph:
+            raise why
+        # Nothing has run: with a budget only whole graphs are taken. Note: [Whole or as it is]
+        self._fallback = self._session.fall_back(self._plain, self._parts, why)
+        return self._fallback(*args, **kwargs)
 
 
 def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:

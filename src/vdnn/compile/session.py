@@ -5,13 +5,19 @@ Enters: executors as they are compiled. Leaves: a `Report`, predicted beside mea
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
+from typing import Any
+
+from torch import nn
 
 from vdnn.compile.disk_room import DiskRoom
+from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
-from vdnn.errors import InvalidInput, Unsupported
+from vdnn.errors import CaptureFailed, InvalidInput, Unsupported
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
@@ -23,6 +29,9 @@ from vdnn.runtime.open_transfers import AskedTiers
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
 from vdnn.runtime.step_memory import StepMemory, UnplannedMemory, open_step_memory
 from vdnn.runtime.transfers.interface import Transfers
+
+TENSOR_CACHE = "tensor-cache"
+"""What a report calls the strategy of a model that could not be captured."""
 
 MAX_CAPTURES = 128
 """Past so many signatures the shapes are not a few batch sizes but a stream, and every step would be a capture."""
@@ -36,6 +45,8 @@ class Session:
     options: Options
     executors: list[Executor] = field(default_factory=list)
     seen: SeenStorages = field(default_factory=SeenStorages)
+    eager: Callable[[], EagerFallback | None] = lambda: None
+    """What runs the model where no graph of it can be had; weakly, for it holds the model."""
 
     def __post_init__(self) -> None:
         self.options = self.options.on_known_hardware(runs=True)
@@ -43,6 +54,24 @@ class Session:
         asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
         self._tiers = SharedTiers(shared_runtime(), asked)
         self.disk_room = DiskRoom(self._tiers)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a budget was named, by itself or with a plan: then nothing may run outside of it."""
+        return self.options.budget is not None or self.options.plan is not None
+
+    def fall_back(self, plain: Callable[..., Any], parts: Sequence[nn.Module], why: Exception) -> EagerFallback:
+        """What runs the model from now on: as it is, within its budget."""
+        if self.options.plan is not None:
+            raise CaptureFailed(
+                f"{self.name} cannot follow the plan that was given, which is one of a graph: {_first_line(why)}\n"
+                "Leave out plan= and name a budget: what cannot be captured then trains within it in a tensor cache."
+            ) from why
+        known = self.options
+        asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
+        fallback = EagerFallback(plain, parts, known, SharedTiers(shared_runtime(), asked), self.name, _first_line(why))
+        self.eager = weakref.ref(fallback)
+        return fallback
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
@@ -92,15 +121,23 @@ class Session:
             executor.watch_next()
 
     def report(self) -> Report:
-        if not self.executors:
-            raise InvalidInput(
-                f"no captured graph of {self.name} has run a training step yet: call it and its backward once, then"
-                " ask for"
-                " the report. Parts that cannot be captured (a fused nn.LSTM, say) run plain and have nothing to"
-                " report."
-            )
-        plan = self.executors[-1].plan
-        return Report(self.name, plan.strategy, plan.problem.budget_nbytes, tuple(_piece(e) for e in self.executors))
+        fallback = self.eager()
+        eager = None if fallback is None else fallback.part()
+        pieces = tuple(_piece(executor) for executor in self.executors)
+        if pieces:
+            plan = self.executors[-1].plan
+            return Report(self.name, plan.strategy, plan.problem.budget_nbytes, pieces, eager=eager)
+        if eager is not None:
+            return Report(self.name, TENSOR_CACHE, eager.budget_nbytes, (), eager=eager)
+        raise InvalidInput(
+            f"no captured graph of {self.name} has run a training step yet: call it and its backward once, then ask for"
+            " the report. Without a budget, parts that cannot be captured (a fused nn.LSTM, say) run plain and have"
+            " nothing to report."
+        )
+
+
+def _first_line(why: Exception) -> str:
+    return (str(why).strip().splitlines() or [type(why).__name__])[0]
 
 
 def _piece(executor: Executor) -> Piece:

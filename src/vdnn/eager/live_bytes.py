@@ -93,6 +93,10 @@ class LiveBytes:
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes)
         return ref.nbytes
 
+    def count_unseen(self, nbytes: int) -> None:
+        """Bytes that are there for good and that no tensor shows."""
+        self._tally.add(nbytes)
+
     def count_everything(self) -> None:
         """Every tensor that Python can reach: parameters, gradients, optimizer state, batches."""
         things = gc.get_objects()

@@ -22,3 +22,12 @@ def cannot_stay_within(
         f"Raise the budget to at least {least} (later ops may need more), shrink the batch, or let go of tensors that"
         ' are not needed. over_budget="warn" goes on without a bound.' + (f"\n{full}" if full else "")
     )
+
+
+def words_for_share(budget_nbytes: int, everything_nbytes: int, peak_nbytes: int) -> str:
+    return (
+        f"the tensor cache cannot stay within {format_nbytes(budget_nbytes)}, the share that was asked for of the"
+        f" {format_nbytes(everything_nbytes)} that the first step takes with everything kept: what could leave left,"
+        f" and {format_nbytes(peak_nbytes)} ({peak_nbytes} bytes) were still there at once.\n"
+        f"Raise the budget to at least {format_nbytes(peak_nbytes)}, or shrink the batch."
+    )

@@ -105,9 +105,11 @@ class Saved:
 
 @dataclass(frozen=True, slots=True)
 class Tallies:
-    """Over all items of a cache: how many there are, and the bytes of those that are whole on the device."""
+    """Over all items of a cache: how many there are, their bytes, and the bytes of those that are whole on the
+    device."""
 
     alive: Tally = field(default_factory=Tally)
+    saved: Tally = field(default_factory=Tally)
     resident: Tally = field(default_factory=Tally)
 
 
@@ -141,6 +143,7 @@ class Item:
         self._saved: list[weakref.ref[Saved]] = []
         self._tallies = tallies
         tallies.alive.add(1)
+        tallies.saved.add(self.nbytes)
         tallies.resident.add(self.nbytes)
 
     @property
@@ -234,6 +237,7 @@ class Item:
 
     def __del__(self) -> None:
         self._tallies.alive.departed.append(1)
+        self._tallies.saved.departed.append(self.nbytes)
         if self.storage is not None:
             self._tallies.resident.departed.append(self.nbytes)
 

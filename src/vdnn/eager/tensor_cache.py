@@ -14,26 +14,33 @@ against, and if that is too much, storages leave and the next step is watched ag
 Note [Backward outside]: a backward that runs after the cache was left still goes through its hooks. PyTorch runs each
 node of a graph with the modes that were active when backward was called, so a mode that a hook turns on lasts until the
 end of its node. That way each op of a node that asks for something saved is watched, and the results of the others are
-counted once an op of such a node reads them.
+counted once an op of such a node reads them. `watch_backward_of` has every node of a graph turn it on.
+
+Note [A share of the first step]: a budget may be a share of what a step takes with everything kept, which nobody knows
+before one has run. In the first step the bound is that share of the most that would have been alive so far; it grows as
+the step does, and is never more than it is at the end. What can leave leaves; what cannot is told after the step.
 """
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from fractions import Fraction
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from vdnn.eager.cache_findings import Findings
 from vdnn.eager.device_space import Space
+from vdnn.eager.graph_nodes import before_each_node
 from vdnn.eager.live_bytes import LiveBytes, is_plain
 from vdnn.eager.op_watch import Watch, is_watching
 from vdnn.eager.policies import NEXT_USE, check_policy
-from vdnn.eager.refusal_words import cannot_stay_within
+from vdnn.eager.refusal_words import cannot_stay_within, words_for_share
 from vdnn.eager.result_sizes import ResultSizes
 from vdnn.eager.routine import Packed, Routine
 from vdnn.eager.saved_items import Saved, Unmoved, is_leaf
@@ -75,12 +82,19 @@ class TensorCache:
         encode: bool = True,
         over_budget: str = "raise",
         device_type: str = "cpu",
+        share: Fraction | None = None,
+        count: Callable[[LiveBytes], None] = LiveBytes.count_everything,
+        watch_always: bool = False,
     ) -> None:
+        """`share` stands for a `budget_nbytes` that the first step shows. `count` counts what is there before a step.
+        `watch_always` has every step watched, whatever the ones before it did."""
         self.policy, self._over_budget = check_policy(policy), over_budget
         self._live, self._sizes = LiveBytes(device_type), ResultSizes()
         self._space = Space(
             budget_nbytes, tiers, transfers, policy=policy, encode=encode, live=self._live, used=self._used_nbytes
         )
+        self._share, self._is_learning, self.everything_nbytes = share, share is not None, 0
+        self._count, self._watch_always, self._has_run_backward = count, watch_always, False
         self._others_peak_nbytes = 0
         self._moves_before = 0
         self._num_open = 0
@@ -107,6 +121,7 @@ class TensorCache:
     def __enter__(self) -> TensorCache:
         with self._lock:
             if self._num_open == 0:
+                self._end_learning()
                 self._next_step(is_opening=True)
             self._num_open += 1
         opened: list[AbstractContextManager[Any]] = [
@@ -133,11 +148,37 @@ class TensorCache:
 
     def make_room(self, need: int) -> None:
         """For an op that is about to make `need` bytes. Too little room is said, never passed over."""
+        if self._is_learning:
+            self._learn(need)
         if self._space.short_of(need) > 0:
             with self._lock, self._here:
                 self._space.make(need)
                 if self._space.short_of(need) > 0:
                     self._say_it_cannot(need)
+
+    def watch_backward_of(self, outputs: Iterable[torch.Tensor]) -> list[RemovableHandle]:
+        """Have every node behind `outputs` watched when backward runs it. Note [Backward outside]
+        The handles are those of nodes that outlive their graph."""
+        return before_each_node(outputs, self._before_node) if self._is_watched else []
+
+    def _before_node(self, *_: Any) -> None:
+        self._has_run_backward = True
+        if self._is_watched and not is_watching() and is_in_backward():
+            push_mode(self._new_watch())
+
+    def _learn(self, need: int) -> None:
+        """Note [A share of the first step]"""
+        assert self._share is not None
+        space = self._space
+        away_nbytes = space.tallies.saved.sum - space.tallies.resident.sum - space.passing_nbytes
+        self.everything_nbytes = max(self.everything_nbytes, self._live.nbytes + away_nbytes + need)
+        space.budget_nbytes = int(self._share * self.everything_nbytes)
+
+    def _end_learning(self) -> None:
+        if self._is_learning and self._has_run_backward:
+            self._is_learning = False
+            if self._live.peak_nbytes > self.budget_nbytes:
+                self._say(words_for_share(self.budget_nbytes, self.everything_nbytes, self._live.peak_nbytes), 0)
 
     def note_peak(self) -> None:
         others = self._live.nbytes - self._space.tallies.resident.sum
@@ -220,9 +261,10 @@ class TensorCache:
         findings, was_watched = self.findings, self._is_watched
         moves = findings.num_sent + findings.num_encoded
         num_steps, has_moved, self._moves_before = findings.num_steps, moves > self._moves_before, moves
-        self._is_watched = num_steps < WATCHED_FIRST or has_moved or num_steps % WATCH_EVERY == 0
+        is_due = num_steps < WATCHED_FIRST or has_moved or num_steps % WATCH_EVERY == 0
+        self._is_watched = is_due or self._watch_always
         if self._is_watched and (num_steps < COUNT_EVERY or num_steps % COUNT_EVERY == 0 or not was_watched):
-            self._live.count_everything()
+            self._count(self._live)
 
     def _count_step(self) -> None:
         self._space.findings.num_steps += 1
@@ -244,11 +286,14 @@ class TensorCache:
         return Watch(self, self._live, self._sizes)
 
     def _say_it_cannot(self, need: int) -> None:
-        words = cannot_stay_within(
-            self.budget_nbytes, self._live.nbytes, self._space.tallies.resident.sum, need, self._space.full
-        )
+        if not self._is_learning:
+            resident_nbytes = self._space.tallies.resident.sum
+            words = cannot_stay_within(self.budget_nbytes, self._live.nbytes, resident_nbytes, need, self._space.full)
+            self._say(words, self._live.nbytes + need)
+
+    def _say(self, words: str, least_nbytes: int) -> None:
         if self._over_budget == "raise":
-            raise Infeasible(words, minimum_nbytes=self._live.nbytes + need)
+            raise Infeasible(words, minimum_nbytes=max(least_nbytes, self._live.peak_nbytes))
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(words, stacklevel=2)

@@ -20,6 +20,7 @@ from statistics import median
 from vdnn.ir import Graph
 from vdnn.plan.model.findings import Density, GradientError
 from vdnn.plan.model.timeline import Timeline
+from vdnn.report.eager_part import EagerPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,8 @@ class ReportData:
     budget_nbytes: int | None
     pieces: tuple[Piece, ...]
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
+    eager: EagerPart | None = None
+    """What could not be captured, and ran as it is in a tensor cache."""
 
     @property
     def predicted(self) -> Totals:

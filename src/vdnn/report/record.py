@@ -13,6 +13,7 @@ from typing import Any
 
 from vdnn.errors import InvalidInput
 from vdnn.plan.model.findings import Density, GradientError
+from vdnn.report.eager_part import EagerPart
 from vdnn.report.pieces import Piece, ReportData, TimelineSummary
 from vdnn.report.text import as_text, report_view
 
@@ -39,7 +40,8 @@ class Report(ReportData):
         if found != (SCHEMA, VERSION):
             raise InvalidInput(f"not a {SCHEMA} record of version {VERSION}: schema {found[0]!r}, version {found[1]!r}")
         pieces = tuple(_piece_from(piece) for piece in record["pieces"])
-        return cls(record["name"], record["strategy"], record["budget_nbytes"], pieces, record["versions"])
+        eager = None if record.get("eager") is None else EagerPart(**record["eager"])
+        return cls(record["name"], record["strategy"], record["budget_nbytes"], pieces, record["versions"], eager)
 
     def __str__(self) -> str:
         return as_text(report_view(self))

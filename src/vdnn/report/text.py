@@ -41,7 +41,10 @@ def as_text(renderable: RenderableType, width: int = PLAIN_WIDTH) -> str:
 def report_view(report: ReportData) -> RenderableType:
     """A finished run: predicted beside measured, then what the peak was made of."""
     parts: list[RenderableType] = [title(f"{report.name}, strategy {report.strategy}, {_budget_words(report)}")]
-    parts.append(comparison_table(report))
+    if report.eager is not None:
+        parts += [Text(sentence) for sentence in report.eager.sentences()]
+    if report.pieces:
+        parts.append(comparison_table(report))
     if len(report.pieces) > 1:
         parts.append(_pieces_note(report))
     parts += [role_comparison(piece) for piece in _largest_pieces(report)]

@@ -1,0 +1,115 @@
+"""A model that cannot be captured, run as it is within the budget that was named.
+
+Enters: a callable, the session with its budget, and why no graph could be had. Leaves: what the callable returns, its
+backward prepared. The one idea: **nothing runs outside a budget that was named**. Forward runs in a tensor cache
+(`eager/tensor_cache.py`), and each node of its graph is watched when backward comes to it, wherever that is called
+from. What cannot leave and does not fit is `Infeasible`.
+
+What counts: parameters, buffers and their gradients, the arguments of the call, what its ops make in forward and
+backward, and what an optimizer keeps if the options name one. Not what others have in the same memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from vdnn.eager.live_bytes import LiveBytes, is_plain
+from vdnn.eager.tensor_cache import TensorCache
+from vdnn.options import Options
+from vdnn.plan.model.budget import parse_share
+from vdnn.plan.model.optimizer_state import STEP_NBYTES, optimizer_named
+from vdnn.report.eager_part import EagerPart
+from vdnn.runtime.transfers.interface import Transfers
+from vdnn.torch_private import tree_leaves
+from vdnn.units import parse_nbytes
+
+log = logging.getLogger("vdnn")
+
+
+class EagerFallback:
+    """Runs `plain`. `parts` are the modules whose tensors it trains."""
+
+    def __init__(
+        self,
+        plain: Callable[..., Any],
+        parts: Sequence[nn.Module],
+        options: Options,
+        transfers: Callable[[], Transfers],
+        name: str,
+        reason: str,
+    ) -> None:
+        assert options.budget is not None, "without a budget a model runs plain"
+        self._plain, self._parts, self._reason, self._name = plain, parts, reason, name
+        self._given: tuple[Any, ...] = ()
+        self._of_leaves: list[RemovableHandle] = []
+        self._asked = str(options.budget)
+        share = parse_share(options.budget)
+        self._cache = TensorCache(
+            0 if share is not None else parse_nbytes(options.budget),
+            [tier.name for tier in options.hardware.tiers[1:]],
+            transfers,
+            share=share,
+            count=self._count,
+            watch_always=True,
+        )
+        self._state_nbytes = _optimizer_state_nbytes(options.optimizer, parts)
+        log.warning("%s runs as it is, in a tensor cache within %s: %s", name, options.budget, reason)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._given = tuple(_tensors((args, kwargs)))
+        for handle in self._of_leaves:
+            handle.remove()
+        try:
+            with self._cache:
+                returned = self._plain(*args, **kwargs)
+        finally:
+            self._given = ()
+        self._of_leaves = self._cache.watch_backward_of(_tensors(returned))
+        return returned
+
+    def part(self) -> EagerPart:
+        """What it did so far."""
+        found = self._cache.findings
+        return EagerPart(
+            name=self._name,
+            reason=self._reason,
+            budget=self._asked,
+            budget_nbytes=self._cache.budget_nbytes,
+            everything_nbytes=self._cache.everything_nbytes or None,
+            peak_nbytes=found.peak_nbytes,
+            num_steps=found.num_steps,
+            sent_nbytes=found.sent_nbytes,
+            fetched_nbytes=found.fetched_nbytes,
+            num_encoded=found.num_encoded,
+            stall_s=found.stall_s,
+        )
+
+    def _count(self, live: LiveBytes) -> None:
+        """What is there before a step."""
+        live.count_unseen(self._state_nbytes)
+        self._state_nbytes = 0
+        state = [tensor for part in self._parts for tensor in (*part.parameters(), *part.buffers())]
+        gradients = [tensor.grad for tensor in state if tensor.grad is not None]
+        for tensor in (*state, *gradients, *self._given):
+            if is_plain(tensor):
+                live.count(tensor)
+
+
+def _tensors(things: Any) -> Iterator[torch.Tensor]:
+    leaves: Iterable[Any] = tree_leaves(things)
+    return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _optimizer_state_nbytes(optimizer: str | None, parts: Sequence[nn.Module]) -> int:
+    kind = optimizer_named(optimizer)
+    if kind is None:
+        return 0
+    trained = {id(p): p for part in parts for p in part.parameters() if p.requires_grad}.values()
+    each = [len(kind.copies) * p.numel() * p.element_size() + STEP_NBYTES * kind.counts_steps for p in trained]
+    return sum(each)
