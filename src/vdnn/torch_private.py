@@ -11,6 +11,7 @@ Their names are found by the module's `__getattr__`: who imports one from here p
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -285,12 +286,20 @@ def mark_boxed(function: Any) -> None:
     function._boxed_call = True
 
 
-def guarding_hooks() -> AbstractContextManager[Any]:
-    """While open, Dynamo looks at a module's hooks before each call: one that was added later must run. Public
-    `torch.compiler.config` does not have the setting."""
+def capturing(*, whole: bool) -> AbstractContextManager[Any]:
+    """While open, Dynamo looks at a module's hooks before each call: one that was added later must run. With `whole`,
+    it does not break a graph for a line that a model writes to a log, nor cut one at the buckets of DDP:
+    a budget is given out once. Public `torch.compiler.config` does not have the settings."""
     from torch._dynamo import config as dynamo_config
 
-    return dynamo_config.patch(skip_nnmodule_hook_guards=False)
+    settings: dict[str, Any] = {"skip_nnmodule_hook_guards": False}
+    if whole:
+        written = {method for method in vars(logging.Logger).values() if callable(method)}
+        settings |= {
+            "ignore_logging_functions": dynamo_config.ignore_logging_functions | written,
+            "optimize_ddp": False,
+        }
+    return dynamo_config.patch(settings)
 
 
 def forget_captures(code: CodeType) -> None:

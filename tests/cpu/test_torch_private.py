@@ -71,7 +71,7 @@ HELD = {
         _top_saved_tensors_default_hooks""",
     "torch._C._profiler": "ProfilerConfig ProfilerState _ExperimentalConfig",
     "torch._dynamo": "reset_code",
-    "torch._dynamo.config": "patch skip_nnmodule_hook_guards",
+    "torch._dynamo.config": "patch skip_nnmodule_hook_guards ignore_logging_functions optimize_ddp",
     "torch._functorch.config": "patch backward_pass_autocast",
     "torch.autograd": "_profiler_enabled",
 }

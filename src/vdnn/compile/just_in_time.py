@@ -33,8 +33,8 @@ from vdnn.torch_private import (
     BackendCompilerFailed,
     TorchDynamoException,
     aot_autograd,
+    capturing,
     forget_captures,
-    guarding_hooks,
 )
 
 log = logging.getLogger("vdnn")
@@ -121,7 +121,7 @@ class JustInTime:
         if self._session.begins_again():
             self._compiled = self._nothing_captured_yet()
         try:
-            with guarding_hooks():  # a hook added later must run
+            with capturing(whole=self._session.is_bound):
                 return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
             why = failure.inner_exception
