@@ -25,6 +25,7 @@ SHAPE = {
     "solve_s",
     "plan",
     "keep_all",
+    "arena",
     "bound_s",
     "note",
     "peak_step",
@@ -58,6 +59,8 @@ def test_the_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:
     assert (record["schema"], record["version"]) == ("vdnn.plan-summary", 1)
     assert set(record) == SHAPE
     assert set(record["plan"]) == set(record["keep_all"]) == FIGURES
+    assert 0 < record["arena"]["peak_nbytes"] <= record["arena"]["nbytes"] < record["plan"]["peak_nbytes"]
+    assert record["arena"]["waste"] == record["arena"]["nbytes"] / record["arena"]["peak_nbytes"] <= 1.01
 
 
 def test_solving_is_a_part_of_planning(capsys: pytest.CaptureFixture[str]) -> None:

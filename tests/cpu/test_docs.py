@@ -1,8 +1,8 @@
 """What the documentation says works: its code runs, its output is what comes out, its commands parse, its links and
 paths lead somewhere.
 
-A ```text block right after a ```python block is that block's output. Measured times differ from run to run, so a
-report's line with the step time is left out of the comparison.
+A ```text block right after a ```python block is that block's output. Times and the process's bytes differ from run
+to run, so a report's lines with those are left out of the comparison.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE |
 _LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 _CODE = re.compile(r"`(?P<code>[^`\n]+)`")
 _PATH = re.compile(r"[.\w-]+(/[\w.*-]+)*(/|\.(py|md|toml|txt|yaml))|(src|tests|docs|examples|benchmarks)(/[\w.*-]+)*")
-_MEASURED_TIME = re.compile(r"^step time,")  # of a report; a plan's time on a preset is the same everywhere
+_MEASURED = re.compile(
+    r"^(step time,|peak of the process|when the model was virtualized|rise|arena of|outside of it|page faults)"
+)  # of a report; a plan's time on a preset is the same everywhere
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ def run(block: Block, document: Path, namespace: dict[str, Any]) -> str:
 def without_times(text: str) -> list[str]:
     """Lines without measured times, the blanks of each made one: columns are as wide as their widest number."""
     lines = (" ".join(line.split()).strip("─ ") for line in text.splitlines())
-    return [line for line in lines if line and not _MEASURED_TIME.match(line)]
+    return [line for line in lines if line and not _MEASURED.match(line)]
 
 
 def commands() -> Iterator[tuple[str, str]]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import vdnn
 from vdnn.api import session_of
+from vdnn.report.process_part import ProcessPart
 from vdnn.runtime.process_memory import in_child
 from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Slots, StepAllocator
@@ -182,6 +183,12 @@ def test_a_learned_iteration_asks_nobody_for_memory() -> None:
     assert counts.num_planned > 20
     assert counts.num_page_faults <= 20
     assert counts.arena_peak_nbytes <= counts.arena_nbytes <= 1.01 * counts.arena_peak_nbytes
+    process = vdnn.report(virtual).process
+    assert process is not None
+    assert process.arena is not None
+    assert (process.arena.nbytes, process.arena.num_outside) == (counts.arena_nbytes, 0)
+    assert process.before_nbytes <= process.peak_before_nbytes <= process.peak_nbytes
+    assert not process.missing
 
 
 def test_gradients_that_stay_over_the_next_forward_lie_outside_of_the_arena() -> None:
@@ -253,15 +260,21 @@ def test_an_arena_that_the_system_refuses_is_done_without() -> None:
     assert is_equal
 
 
-def memory_without_a_compiler() -> str:
+def reports_without_a_compiler() -> list[ProcessPart | None]:
+    """Of a model without a budget, and of one with."""
     os.environ["CXX"] = "no-such-compiler"
-    virtual = vdnn.virtualize(network())
-    list(gradients_first(virtual, 0))
-    memory = session_of(virtual).memory
-    assert isinstance(memory, UnplannedMemory)
-    return memory.missing
+    reports = []
+    for budget in (None, "95%"):
+        virtual = vdnn.virtualize(network(), budget=budget)
+        list(gradients_first(virtual, 0))
+        assert isinstance(session_of(virtual).memory, UnplannedMemory)
+        reports.append(vdnn.report(virtual).process)
+    return reports
 
 
 @pytest.mark.slow
-def test_without_a_compiler_training_goes_on_and_says_so() -> None:
-    assert "no-such-compiler" in in_child(memory_without_a_compiler)
+def test_without_a_compiler_training_goes_on_and_malloc_returns_what_is_freed_where_a_budget_is_kept() -> None:
+    for process, returns_freed in zip(in_child(reports_without_a_compiler), (False, True), strict=True):
+        assert process is not None
+        assert "no-such-compiler" in process.missing
+        assert (process.arena, process.returns_freed) == (None, returns_freed)

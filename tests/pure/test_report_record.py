@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from report_samples import planned
 
 from vdnn.errors import InvalidInput
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
+from vdnn.report.process_part import ArenaPart, ProcessPart
 from vdnn.report.record import Report
+from vdnn.units import MiB
 
 
 def summary(peak_nbytes: int = 100, step_time_s: float = 1.0, **fields: object) -> TimelineSummary:
@@ -79,6 +82,48 @@ def test_a_report_survives_the_round_trip_through_json() -> None:
 def test_a_record_of_another_schema_or_version_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"not a vdnn\.report record of version 1"):
         Report.from_json(text)
+
+
+ARENA = ArenaPart(51 * MiB, 50 * MiB, 30, 2, MiB, num_moves_refused=1, num_page_faults=7)
+
+
+@pytest.mark.parametrize(
+    "process",
+    [ProcessPart(100, 120, 300, ARENA), ProcessPart(100, 120, 300, None, "there is no compiler", returns_freed=True)],
+)
+def test_the_process_survives_the_round_trip_through_json(process: ProcessPart) -> None:
+    original = replace(report(Piece("a", summary())), process=process)
+    assert Report.from_json(original.to_json()) == original
+
+
+def test_a_record_without_the_process_is_read_as_before() -> None:
+    record = report(Piece("a", summary())).to_dict()
+    del record["process"]
+    assert Report.from_json(json.dumps(record)).process is None
+
+
+def test_a_report_tells_the_process_and_its_arena_beside_the_tensors() -> None:
+    process = ProcessPart(100 * MiB, 120 * MiB, 300 * MiB, ARENA)
+    text = str(replace(report(Piece("a", summary())), process=process))
+    told = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in text.splitlines() if "  " in line}
+    assert told["peak of the process"] == "300.00 MiB"
+    assert told["rise"] == "200.00 MiB"
+    assert told["arena of the steps"] == "51.00 MiB   1.020 x the most that lies in it"
+    assert told["outside of it, per step"] == "1.00 MiB   2 of 32 blocks"
+    assert told["page faults per step"] == "7"
+    assert "refused to move the pages of 1 blocks" in text
+
+
+def test_a_peak_from_before_the_model_is_not_called_its_rise() -> None:
+    text = str(replace(report(Piece("a", summary())), process=ProcessPart(100 * MiB, 300 * MiB, 300 * MiB)))
+    assert "from before this model" in text
+    assert "rise" not in text
+
+
+def test_a_report_says_why_there_is_no_arena() -> None:
+    process = ProcessPart(100, 120, 300, None, "there is no compiler", returns_freed=True)
+    words = " ".join(str(replace(report(Piece("a", summary())), process=process)).split())
+    assert "without planned addresses: there is no compiler; malloc returns what is freed." in words
 
 
 def test_printing_a_report_shows_predicted_beside_measured() -> None:

@@ -15,6 +15,7 @@ from vdnn.cli.arguments import IMAGES, PLANNING, BatchSize, ImageOptions, ModelN
 from vdnn.cli.planning import Solved, ask, measuring, oracle_of, solve
 from vdnn.hardware.device import THIS_MACHINE
 from vdnn.options import Options, PlanOptions
+from vdnn.plan.addresses import Layout, planned_layout
 from vdnn.plan.views.plan_figures import Figures, figures
 from vdnn.report.memory_profile import MemoryProfile, profile_memory
 from vdnn.report.text import quiet_table, residents_table, roles_table, sections, title
@@ -47,11 +48,12 @@ def plan(
         solved.plan.save(save)
     profile = profile_memory(solved.plan, name=solved.name)
     own, kept = figures(solved.plan, oracle), figures(oracle, oracle)
-    record = _record(solved, own, kept, profile) | {"saved_as": None if save is None else str(save)}
-    return Answer(record, lambda width: _view(solved, own, kept, profile, save, width))
+    arena = planned_layout(solved.plan)
+    record = _record(solved, own, kept, profile, arena) | {"saved_as": None if save is None else str(save)}
+    return Answer(record, lambda width: _view(solved, own, kept, profile, arena, save, width))
 
 
-def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile) -> dict[str, Any]:
+def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile, arena: Layout) -> dict[str, Any]:
     plan = solved.plan
     return {
         "schema": "vdnn.plan-summary",
@@ -66,6 +68,7 @@ def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile)
         "solve_s": solved.solve_s,
         "plan": asdict(own),
         "keep_all": asdict(kept),
+        "arena": {"nbytes": arena.arena_nbytes, "peak_nbytes": arena.peak_nbytes, "waste": arena.waste},
         "bound_s": plan.bound_s,
         "note": plan.note,
         "peak_step": profile.predicted.peak_step,
@@ -76,7 +79,7 @@ def _record(solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile)
 
 
 def _view(
-    solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile, save: Path | None, width: int
+    solved: Solved, own: Figures, kept: Figures, profile: MemoryProfile, arena: Layout, save: Path | None, width: int
 ) -> RenderableType:
     plan = solved.plan
     heading = title(f"{solved.name} on {profile.hardware}, strategy {plan.strategy}")
@@ -85,7 +88,7 @@ def _view(
     return sections(
         Group(heading, headline(plan.problem.budget_nbytes, own, kept)),
         comparison(own, kept),
-        Group(*(Text(sentence) for sentence in _sentences(solved, own))),
+        Group(*(Text(sentence) for sentence in (*_sentences(solved, own), _arena_words(arena)))),
         roles_table(profile.predicted),
         residents_table(profile, width),
         *saved,
@@ -130,3 +133,9 @@ def _sentences(solved: Solved, own: Figures) -> list[str]:
     forms = [f"The step is run in another form: {plan.problem.form}.{other_bits}"] if plan.problem.form else []
     forms += [f"For {len(plan.variants)} ops a variant was chosen by the workspace there is."] if plan.variants else []
     return [f"{decided}{gap}.", *forms, *([plan.note] if plan.note else [])]
+
+
+def _arena_words(arena: Layout) -> str:
+    """What the step's memory takes as one piece; parameters, inputs and small blocks are outside of it."""
+    share = f"{arena.waste:.3f} times what lies in it at most"
+    return f"What comes and goes gets its addresses in one arena of {format_nbytes(arena.arena_nbytes)}, {share}."

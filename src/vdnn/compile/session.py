@@ -8,7 +8,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -23,11 +22,13 @@ from vdnn.options import Options
 from vdnn.plan.model.findings import Density
 from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
+from vdnn.report.process_part import ArenaPart, ProcessPart
 from vdnn.report.record import Report
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.open_transfers import AskedTiers
+from vdnn.runtime.process_memory import resident
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
-from vdnn.runtime.step_memory import StepMemory, UnplannedMemory, open_step_memory
+from vdnn.runtime.step_memory import MemoryCounts, open_step_memory
 from vdnn.runtime.transfers.interface import Transfers
 
 TENSOR_CACHE = "tensor-cache"
@@ -54,6 +55,9 @@ class Session:
         asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
         self._tiers = SharedTiers(shared_runtime(), asked)
         self.disk_room = DiskRoom(self._tiers)
+        self._began_with = resident()
+        self.memory = open_step_memory(within_budget=known.budget is not None)
+        """What this model's steps run in."""
 
     @property
     def is_bound(self) -> bool:
@@ -86,11 +90,6 @@ class Session:
     def observed_links(self) -> tuple[ObservedLink, ...]:
         """What copies over each link took so far, this model's and those of others that share its tiers."""
         return self.transfers().observed_links()
-
-    @cached_property
-    def memory(self) -> StepMemory | UnplannedMemory:
-        """What this model's steps run in."""
-        return open_step_memory()
 
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
@@ -126,13 +125,29 @@ class Session:
         pieces = tuple(_piece(executor) for executor in self.executors)
         if pieces:
             plan = self.executors[-1].plan
-            return Report(self.name, plan.strategy, plan.problem.budget_nbytes, pieces, eager=eager)
+            return Report(
+                self.name, plan.strategy, plan.problem.budget_nbytes, pieces, eager=eager, process=self._process()
+            )
         if eager is not None:
-            return Report(self.name, TENSOR_CACHE, eager.budget_nbytes, (), eager=eager)
+            return Report(self.name, TENSOR_CACHE, eager.budget_nbytes, (), eager=eager, process=self._process())
         raise InvalidInput(
             f"no captured graph of {self.name} has run a training step yet: call it and its backward once, then ask for"
             " the report. Without a budget, parts that cannot be captured (a fused nn.LSTM, say) run plain and have"
             " nothing to report."
+        )
+
+    def _process(self) -> ProcessPart | None:
+        before, now = self._began_with, resident()
+        if before is None or now is None:
+            return None
+        memory = self.memory
+        return ProcessPart(
+            before_nbytes=before.now_nbytes,
+            peak_before_nbytes=before.peak_nbytes,
+            peak_nbytes=now.peak_nbytes,
+            arena=_arena(memory.counts()),
+            missing=memory.missing,
+            returns_freed=memory.returns_freed,
         )
 
 
@@ -150,6 +165,21 @@ def _piece(executor: Executor) -> Piece:
         inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))
     return Piece(graph.name, predicted, _measured(executor), *found, inexact)
+
+
+def _arena(counts: MemoryCounts | None) -> ArenaPart | None:
+    """None before there is one: the first whole iteration shows what it has to hold."""
+    if counts is None or not counts.arena_nbytes:
+        return None
+    return ArenaPart(
+        nbytes=counts.arena_nbytes,
+        peak_nbytes=counts.arena_peak_nbytes,
+        num_planned=counts.num_planned,
+        num_outside=counts.num_unexpected,
+        outside_nbytes=counts.unexpected_nbytes,
+        num_moves_refused=counts.num_moves_refused,
+        num_page_faults=counts.num_page_faults,
+    )
 
 
 def _density(executor: Executor) -> Density | None:

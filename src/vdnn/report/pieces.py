@@ -21,6 +21,7 @@ from vdnn.ir import Graph
 from vdnn.plan.model.findings import Density, GradientError
 from vdnn.plan.model.timeline import Timeline
 from vdnn.report.eager_part import EagerPart
+from vdnn.report.process_part import ProcessPart
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,8 @@ class ReportData:
     versions: Mapping[str, str] = field(default_factory=lambda: versions())
     eager: EagerPart | None = None
     """What could not be captured, and ran as it is in a tensor cache."""
+    process: ProcessPart | None = None
+    """None where the system does not tell what a process takes."""
 
     @property
     def predicted(self) -> Totals:

@@ -15,6 +15,7 @@ from vdnn.errors import InvalidInput
 from vdnn.plan.model.findings import Density, GradientError
 from vdnn.report.eager_part import EagerPart
 from vdnn.report.pieces import Piece, ReportData, TimelineSummary
+from vdnn.report.process_part import ArenaPart, ProcessPart
 from vdnn.report.text import as_text, report_view
 
 SCHEMA = "vdnn.report"
@@ -41,7 +42,15 @@ class Report(ReportData):
             raise InvalidInput(f"not a {SCHEMA} record of version {VERSION}: schema {found[0]!r}, version {found[1]!r}")
         pieces = tuple(_piece_from(piece) for piece in record["pieces"])
         eager = None if record.get("eager") is None else EagerPart(**record["eager"])
-        return cls(record["name"], record["strategy"], record["budget_nbytes"], pieces, record["versions"], eager)
+        return cls(
+            record["name"],
+            record["strategy"],
+            record["budget_nbytes"],
+            pieces,
+            record["versions"],
+            eager,
+            _process_from(record.get("process")),
+        )
 
     def __str__(self) -> str:
         return as_text(report_view(self))
@@ -57,3 +66,10 @@ def _piece_from(record: Mapping[str, Any]) -> Piece:
         density=None if record.get("density") is None else Density(**record["density"]),
         inexact=tuple(record.get("inexact", ())),
     )
+
+
+def _process_from(record: Mapping[str, Any] | None) -> ProcessPart | None:
+    if record is None:
+        return None
+    arena = record["arena"]
+    return ProcessPart(**{**record, "arena": None if arena is None else ArenaPart(**arena)})

@@ -18,6 +18,7 @@ from vdnn.ir import Role
 from vdnn.report.memory_profile import LayerStash, MemoryProfile
 from vdnn.report.pieces import Piece, ReportData, TimelineSummary
 from vdnn.report.plot import SHADES, plot
+from vdnn.report.process_part import ProcessPart
 from vdnn.units import format_nbytes, format_seconds
 
 PLAIN_WIDTH = 80
@@ -48,6 +49,9 @@ def report_view(report: ReportData) -> RenderableType:
     if len(report.pieces) > 1:
         parts.append(_pieces_note(report))
     parts += [role_comparison(piece) for piece in _largest_pieces(report)]
+    if report.process is not None:
+        parts.append(process_table(report.process))
+        parts += [Text(sentence) for sentence in report.process.sentences()]
     parts += [Text(sentence) for piece in report.pieces for sentence in _findings(piece, len(report.pieces) > 1)]
     return sections(*parts)
 
@@ -88,6 +92,14 @@ def role_comparison(piece: Piece) -> RenderableType:
         if predicted.get(role) or measured.get(role):
             table.add_row(_plural(role), format_nbytes(predicted.get(role, 0)), format_nbytes(measured.get(role, 0)))
     return Group(table, "", _peaks_sentence(piece.predicted, piece.measured))
+
+
+def process_table(process: ProcessPart) -> Table:
+    """The process as the kernel counts it, and the memory that its steps run in."""
+    table = quiet_table("process", ">", "")
+    for row in process.rows():
+        table.add_row(*row)
+    return table
 
 
 def roles_table(summary: TimelineSummary) -> Table:

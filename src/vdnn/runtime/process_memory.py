@@ -58,6 +58,22 @@ class ProcessPeak:
         return self.peak_nbytes - self.before_nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Bytes of the process that are in memory now, and at most so far."""
+
+    now_nbytes: int
+    peak_nbytes: int
+
+
+def resident() -> Resident | None:
+    """Of this process; None on systems that do not tell."""
+    try:
+        return Resident(_status_nbytes("VmRSS"), _status_nbytes("VmHWM"))
+    except (OSError, Unsupported):
+        return None
+
+
 def peak_of(fn: Callable[[], object]) -> ProcessPeak:
     """Run `fn` and say how far the process grew. Changes the allocator's settings for the rest of the process.
 
@@ -78,7 +94,7 @@ def in_child(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     `fn` and its arguments travel by pickle: a function of a module, not a lambda, and a script needs its
     `if __name__ == "__main__":`.
     """
-    with ProcessPoolExecutor(1, get_context("spawn"), _return_freed_memory_if_possible) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), return_freed_memory_if_possible) as pool:
         try:
             return pool.submit(fn, *args, **kwargs).result()
         except BrokenProcessPool as error:
@@ -109,10 +125,13 @@ def give_back_garbage(num_ops: int) -> None:
         _libc().malloc_trim(0)
 
 
-def _return_freed_memory_if_possible() -> None:
-    """Where it is not, `peak_of` is the one to say so."""
-    with suppress(Unsupported):
+def return_freed_memory_if_possible() -> bool:
+    """Whether it is. Where it is not, `peak_of` is the one to say so."""
+    try:
         return_freed_memory()
+    except Unsupported:
+        return False
+    return True
 
 
 def _peak_of_call(fn: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> ProcessPeak:

@@ -7,6 +7,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from vdnn.runtime.process_memory import return_freed_memory_if_possible
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
 from vdnn.runtime.step_memory.library import step_library
 from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
@@ -14,12 +15,14 @@ from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, Unpla
 __all__ = ["MemoryCounts", "StepMemory", "UnplannedMemory", "open_step_memory", "returned_memory"]
 
 
-def open_step_memory() -> StepMemory | UnplannedMemory:
-    """Memory for the steps of one model; without the library, malloc's."""
+def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMemory:
+    """Memory for the steps of one model; without the library, malloc's, which is told to return what is freed where a
+    budget is to be kept. That holds for the rest of the process, and is said before anything large is allocated
+    (Note: [The settings come first])."""
     library = step_library()
-    return (
-        UnplannedMemory(library.missing) if library.functions is None else StepMemory(StepAllocator(library.functions))
-    )
+    if library.functions is not None:
+        return StepMemory(StepAllocator(library.functions))
+    return UnplannedMemory(library.missing, returns_freed=within_budget and return_freed_memory_if_possible())
 
 
 @contextmanager

@@ -81,10 +81,11 @@ class RunningHalf:
 
 
 class UnplannedMemory:
-    """Where the allocator cannot be wrapped: every block is malloc's. `missing` says why."""
+    """Where the allocator cannot be wrapped: every block is malloc's. `missing` says why, `returns_freed` whether
+    malloc was told to return what is freed."""
 
-    def __init__(self, missing: str) -> None:
-        self.missing, self.outside_nbytes = missing, 0
+    def __init__(self, missing: str, *, returns_freed: bool = False) -> None:
+        self.missing, self.returns_freed, self.outside_nbytes = missing, returns_freed, 0
 
     @contextmanager
     def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:
@@ -109,7 +110,7 @@ class StepMemory:
         """The most that was taken between two halves, as far as it was watched."""
 
         self._last: MemoryCounts | None = None
-        self.missing = ""
+        self.missing, self.returns_freed = "", False
 
     @contextmanager
     def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:

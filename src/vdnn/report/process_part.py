@@ -1,0 +1,79 @@
+"""What the whole process took beside what its tensors did, and the memory that the steps ran in.
+
+Enters: figures of the kernel and of the steps' arena, as plain numbers. Leaves: frozen values for `pieces.py`, with
+their words. The one idea: who names bytes is held to them by a system that counts pages, so the pages are told too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vdnn.units import format_nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaPart:
+    """The arena of a model's steps; what is counted is of the last whole iteration.
+
+    `peak_nbytes` is the most that lies in it at once: no arena is smaller. `outside` counts the blocks that had no
+    planned place, `num_moves_refused` those whose pages the kernel would not move into place.
+    """
+
+    nbytes: int
+    peak_nbytes: int
+    num_planned: int
+    num_outside: int
+    outside_nbytes: int
+    num_moves_refused: int
+    num_page_faults: int
+
+    @property
+    def waste(self) -> float:
+        """The arena over the most that lies in it; 1 is the best there is."""
+        return self.nbytes / self.peak_nbytes if self.peak_nbytes else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessPart:
+    """Resident bytes of the process: when the model was virtualized (`before_nbytes`, and at most by then
+    `peak_before_nbytes`), and at most so far. `missing` says why steps run without an arena; `returns_freed`, that
+    malloc was told to return what is freed instead."""
+
+    before_nbytes: int
+    peak_before_nbytes: int
+    peak_nbytes: int
+    arena: ArenaPart | None = None
+    missing: str = ""
+    returns_freed: bool = False
+
+    @property
+    def rise_nbytes(self) -> int:
+        """How far the process rose above what it had when the model was virtualized."""
+        return max(self.peak_nbytes - self.before_nbytes, 0)
+
+    @property
+    def rose(self) -> bool:
+        """Whether the peak is of the time since then."""
+        return self.peak_nbytes > self.peak_before_nbytes
+
+    def rows(self) -> Iterable[tuple[str, str, str]]:
+        """What is told, its figure, and what to make of it."""
+        yield "peak of the process", format_nbytes(self.peak_nbytes), "" if self.rose else "from before this model"
+        yield "when the model was virtualized", format_nbytes(self.before_nbytes), ""
+        if self.rose:
+            yield "rise", format_nbytes(self.rise_nbytes), ""
+        if self.arena is not None:
+            arena = self.arena
+            yield "arena of the steps", format_nbytes(arena.nbytes), f"{arena.waste:.3f} x the most that lies in it"
+            blocks = f"{arena.num_outside} of {arena.num_planned + arena.num_outside} blocks"
+            yield "outside of it, per step", format_nbytes(arena.outside_nbytes), blocks
+            yield "page faults per step", f"{arena.num_page_faults}", ""
+
+    def sentences(self) -> Iterable[str]:
+        """What no figure says."""
+        if self.missing:
+            how = "; malloc returns what is freed" if self.returns_freed else ""
+            yield f"Steps run without planned addresses: {self.missing}{how}."
+        if self.arena is not None and self.arena.num_moves_refused:
+            yield f"The kernel refused to move the pages of {self.arena.num_moves_refused} blocks."
