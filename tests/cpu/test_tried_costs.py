@@ -79,10 +79,8 @@ def test_what_small_ops_need_says_whether_a_large_one_may_be_run(cache: CostCach
     found = tried([large.call(), small.call()], cache, room_nbytes=12 * MiB)
     assert large.num_runs == 0
     assert found.costs[0] == OpCost(0.125, 16 * MiB, OUTLINE)
-    assert found.has_outlines()
     found.try_rest(32 * MiB)
     assert found.costs[0].source == TRIED
-    assert not found.has_outlines()
 
 
 def test_a_family_without_workspaces_may_fill_the_room(cache: CostCache):

@@ -29,7 +29,11 @@ def decide(problem: Problem, options: Options) -> Plan:
 def _known_or_new(problem: Problem, options: Options) -> Plan:
     known = PlanCache()
     plan = known.lookup(problem, options.chosen_strategy)
-    if plan is None:
-        plan = check(solve_with_workspaces(problem, options.chosen_strategy))
-        known.store(plan, problem, options.chosen_strategy)
+    return decide_anew(problem, options) if plan is None else plan
+
+
+def decide_anew(problem: Problem, options: Options) -> Plan:
+    """As the chosen strategy does, whatever was decided before: prices may have changed since."""
+    plan = check(solve_with_workspaces(problem, options.chosen_strategy))
+    PlanCache().store(plan, problem, options.chosen_strategy)
     return plan

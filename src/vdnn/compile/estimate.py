@@ -45,9 +45,9 @@ class Estimate:
     trials: Trials | None = None
 
 
-def estimate(lowered: Lowered, options: Options) -> Estimate:
+def estimate(lowered: Lowered, options: Options, *, variants_s: float = VARIANTS_S) -> Estimate:
     """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
-    other ways."""
+    other ways. `variants_s`: how long those are tried."""
     outline = roofline(lowered.graph, options.hardware)
     if options.chosen_costs == "roofline":
         return Estimate(outline, {})
@@ -57,7 +57,7 @@ def estimate(lowered: Lowered, options: Options) -> Estimate:
             room = room_nbytes(lowered.graph, outline, options)
             trials = Trials(calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress)
             if options.budget is not None:
-                trials.try_variants(VARIANTS_S)
+                trials.try_variants(variants_s)
             return _of_trials(trials, lowered.graph, outline)
         costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, outline)
         if options.budget is None:
@@ -83,8 +83,17 @@ def room_nbytes(graph: Graph, outline: CostTable, options: Options) -> int | Non
         return None
     kept = solve(Problem(graph, outline, options.hardware), "keep-all").peak_nbytes
     budget_nbytes = resolve_budget(options.budget, kept)
-    there = sum(storage.nbytes for storage in graph.storages if storage.role in _THERE_BEFORE)
-    return None if budget_nbytes is None else max(SMALL_ROOM_NBYTES, budget_nbytes - there)
+    return None if budget_nbytes is None else room_beside(graph, budget_nbytes, _THERE_BEFORE)
+
+
+def room_between_steps(graph: Graph, budget_nbytes: int) -> int:
+    """The same after a step: its gradients are there."""
+    return room_beside(graph, budget_nbytes, _THERE_BEFORE | {Role.GRADIENT})
+
+
+def room_beside(graph: Graph, budget_nbytes: int, roles: frozenset[Role]) -> int:
+    there = sum(storage.nbytes for storage in graph.storages if storage.role in roles)
+    return max(SMALL_ROOM_NBYTES, budget_nbytes - there)
 
 
 def _with_untried(costs: CostTable, graph: Graph, outline: CostTable) -> CostTable:

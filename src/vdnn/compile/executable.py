@@ -21,24 +21,28 @@ from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import Half, cut
 from vdnn.runtime.encodings import codecs_of
-from vdnn.runtime.executor import Executor, Program
+from vdnn.runtime.executor import Edition, Executor, Program
 from vdnn.runtime.gradient_error import ExactRerun
 from vdnn.units import format_nbytes
 
 
-def executor_of(
-    plan: Plan, halves: tuple[Half, Half], programs: Sequence[Program], session: Session, **options: Any
-) -> Executor:
+def edition_for(form: FormProblem, plan: Plan, session: Session) -> Edition:
+    """The step in this form as the plan says."""
+    halves = cut(form.joint, form.lowered, plan, form.num_forward_outputs)
+    return edition_of(plan, halves, [program(half) for half in halves], session)
+
+
+def edition_of(plan: Plan, halves: tuple[Half, Half], programs: Sequence[Program], session: Session) -> Edition:
     _, backward = halves
-    return Executor(
+    first, later = programs
+    return Edition(
         plan,
-        *programs,
-        handle_position=backward.handle_position,
+        first,
+        later,
         num_saved=backward.num_saved,
         overwrites=backward.overwrites,
+        num_unchecked=backward.num_unchecked,
         transfers=session.transfers,
-        memory=session.memory,
-        **options,
     )
 
 
@@ -67,7 +71,8 @@ def _rerun(traced: FormProblem, session: Session) -> ExactRerun:
 
 
 def _unwatched(plan: Plan, halves: tuple[Half, Half], session: Session) -> Executor:
-    return executor_of(plan, halves, [program(half) for half in halves], session, watched=False)
+    edition = edition_of(plan, halves, [program(half) for half in halves], session)
+    return Executor(edition, memory=session.memory, watched=False)
 
 
 def _gradient_name(lowered: Lowered, node: Any) -> str:

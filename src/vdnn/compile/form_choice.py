@@ -78,7 +78,7 @@ def price(form: FormProblem, options: Options) -> FormProblem:
     """With what its ops really take; the same where the outline is all there is."""
     if options.chosen_costs == "roofline":
         return form
-    found = estimate(form.lowered, options)
+    found = estimate(form.lowered, options, variants_s=0.0)
     return replace(form, problem=replace(form.problem, costs=found.costs, variants=found.variants), trials=found.trials)
 
 
@@ -86,11 +86,11 @@ def more_tried(form: FormProblem, options: Options) -> FormProblem | None:
     """With all ways of computing its ops; None where they are known already. Ops that are larger than what the budget
     leaves beside parameters and inputs are run only now, in as much room as the budget is: the way out is a refusal."""
     trials, budget_nbytes = form.trials, form.problem.budget_nbytes
-    if trials is None or (trials.is_complete() and not trials.has_outlines()) or budget_nbytes is None:
+    if trials is None or trials.is_exhausted or budget_nbytes is None:
         return None
     found = all_tried(trials, form.lowered.graph, roofline(form.lowered.graph, options.hardware), budget_nbytes)
     problem = replace(form.problem, costs=found.costs, variants=found.variants)
-    return replace(form, problem=problem, trials=None)
+    return replace(form, problem=problem, trials=found.trials)
 
 
 def seconds_in_outline(form: FormProblem, options: Options) -> float:

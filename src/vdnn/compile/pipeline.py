@@ -20,10 +20,11 @@ from vdnn.capture.lower import lower
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.disk_room import plan_in_room
 from vdnn.compile.estimate import estimate
-from vdnn.compile.executable import exact_rerun_of, executor_of
+from vdnn.compile.executable import edition_of, exact_rerun_of
 from vdnn.compile.form_choice import choose_form, follow_saved_plan
 from vdnn.compile.forms import forms
 from vdnn.compile.inductor.fuse import fuse
+from vdnn.compile.replanning import Replanner
 from vdnn.compile.seen_storages import with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, TracedStep
@@ -57,8 +58,16 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     programs = [program(half) for half in halves]
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
-    executor = executor_of(plan, halves, programs, session, exact_rerun=exact_rerun, judge=session.seen.judge)
+    edition = edition_of(plan, halves, programs, session)
+    executor = Executor(edition, memory=session.memory, exact_rerun=exact_rerun, judge=session.seen.judge)
+    if is_replanned(session.options, form):
+        executor.before_step = Replanner(executor, form, session).before_step
     return halves[0].module, halves[1].module, executor
+
+
+def is_replanned(options: Options, form: FormProblem) -> bool:
+    """Where ops were tried only. Who follows a plan follows it, and fused kernels take too long to make in passing."""
+    return options.replan and options.plan is None and form.trials is not None and options.compiler == "eager"
 
 
 def plan_step(step: TracedStep, options: Options) -> PlannedStep:

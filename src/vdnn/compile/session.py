@@ -87,6 +87,10 @@ class Session:
         self.disk_room.begin_again()
         self._tiers.let_go()
 
+    def has_transfers(self) -> bool:
+        """Whether anything of this model may have moved: looking opens no tiers."""
+        return any(executor.edition.trips for executor in self.executors)
+
     def observed_links(self) -> tuple[ObservedLink, ...]:
         """What copies over each link took so far, this model's and those of others that share its tiers."""
         return self.transfers().observed_links()

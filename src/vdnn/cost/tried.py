@@ -64,8 +64,9 @@ class Trials:
         progress: Progress | None = None,
     ) -> None:
         self._calls, self._outline, self._cache = [call or VIEW for call in calls], outline, cache
-        self._room_nbytes, self._exact, self._progress = room_nbytes, exact, progress
+        self.room_nbytes, self._exact, self._progress = room_nbytes, exact, progress
         self._ratios: dict[str, float] = {}
+        self.is_exhausted = False
         self._costs = self._known_or_tried()
         self._of_variants: dict[str, OpCost] = cache.lookup(self._wanted())
 
@@ -81,10 +82,6 @@ class Trials:
     def is_complete(self) -> bool:
         """Whether there is nothing left to try in this room."""
         return not self._untried()
-
-    def has_outlines(self) -> bool:
-        """Whether ops were too large to be tried."""
-        return any(self._costs[call.key].source == OUTLINE for call in self._calls)
 
     def variants(self) -> dict[int, tuple[OpCost, ...]]:
         """For each op with a choice: the ways of computing it, itself among them, that are faster or smaller than all
@@ -104,7 +101,7 @@ class Trials:
 
     def try_rest(self, room_nbytes: int | None) -> None:
         """All that is left, in as much room as this: for a step that does not fit as far as it is known."""
-        self._room_nbytes = room_nbytes
+        self.is_exhausted, self.room_nbytes = True, room_nbytes
         self._costs = self._known_or_tried()
         self.try_variants()
 
@@ -148,7 +145,7 @@ class Trials:
 
     def _fits(self, call: OpCall, extra_nbytes: int = 0) -> bool:
         """Note: [Trials stay inside the budget]"""
-        return self._room_nbytes is None or call.nbytes + self._expected(call) + extra_nbytes <= self._room_nbytes
+        return self.room_nbytes is None or call.nbytes + self._expected(call) + extra_nbytes <= self.room_nbytes
 
     def _expected(self, call: OpCall) -> int:
         return int(call.nbytes * self._ratios.get(call.family, EXPECTED_WORKSPACE))

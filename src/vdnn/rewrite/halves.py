@@ -63,10 +63,9 @@ class Half:
         return looks
 
     @property
-    def handle_position(self) -> int:
-        """Where the handle stands among backward's arguments."""
-        names = [node.name for node in self.module.graph.find_nodes(op="placeholder")]
-        return names.index(HANDLE)
+    def num_unchecked(self) -> int:
+        """How many of backward's arguments from forward skip autograd's version check."""
+        return sum(map(is_unchecked_save, self.module.graph.find_nodes(op="placeholder")))
 
     @property
     def num_saved(self) -> int:
@@ -133,7 +132,7 @@ def _saved(
     backward: Sequence[Instruction],
     gradients: Sequence[Any],
 ) -> list[CrossingValue]:
-    """Everything that crosses: nodes in order of first reading, the handle, encodings in the order they are written.
+    """Everything that crosses: the handle, nodes in order of first reading, encodings in the order they are written.
 
     What must skip autograd's version check comes last: AOTAutograd counts those from the end."""
     crossing = dict.fromkeys(
@@ -141,8 +140,8 @@ def _saved(
     )
     crossing.update((node, None) for node in gradients if isinstance(node, fx.Node) and _crosses(node))
     checked = [node for node in crossing if not is_unchecked_save(node)]
-    ours = [None, *_encodings_after(plan, forward), *map(RandomState, random_replays(plan))]
-    return [*checked, *ours, *(node for node in crossing if is_unchecked_save(node))]
+    ours: list[CrossingValue] = [*_encodings_after(plan, forward), *map(RandomState, random_replays(plan))]
+    return [None, *checked, *ours, *(node for node in crossing if is_unchecked_save(node))]
 
 
 def _encodings_after(plan: Plan, program: Sequence[Instruction]) -> list[SavedEncoding]:
@@ -290,7 +289,7 @@ def _state_of(writer: HalfWriter, item: RandomState) -> fx.Node:
 
 
 def _describe_handle(node: fx.Node, joint: fx.GraphModule, phase: Phase) -> None:
-    _describe(node, joint, phase, 1, torch.int64)
+    _describe(node, joint, phase, 2, torch.int64)
 
 
 def _describe(node: fx.Node, joint: fx.GraphModule, phase: Phase, count: int, dtype: torch.dtype) -> None:

@@ -1,14 +1,21 @@
 """Run one captured graph: its forward, and for each forward its backward.
 
-Enters: the two programs and their plan. Leaves: two callables in AOTAutograd's boxed convention, and what they
-measured: the time of every ordinary step and the timeline of a watched one. The first step is watched; later ones run
-at full speed.
+Enters: an edition, the two programs of one plan. Leaves: two callables in AOTAutograd's boxed convention, and what they
+measured: the time of every ordinary step, the timeline of a watched one, and how long each instruction of a timed step
+took. The first step is watched; later ones run at full speed.
+
+Note: [Editions]
+A better plan takes over between two steps (`replace_edition`): the next forward runs the new programs, and a backward
+those of its own forward, which its step holds. What crosses from forward to backward may differ in number and kind
+between editions: AOTAutograd saves all that a forward returns behind its outputs. Two things stay the same, because it
+knows them from the first edition: the handle comes first, and as many tensors as before skip autograd's version check.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +44,9 @@ Boxed = Callable[[list[Any]], Sequence[Any]]
 
 _NUMBERS = itertools.count()
 
+HANDLE_POSITION = 0
+"""Where the handle stands among backward's arguments, in every edition."""
+
 KEPT_TIMES = 1000
 """How many step times are remembered: enough for a steady median, bounded for runs of a million steps."""
 
@@ -44,8 +54,9 @@ KEPT_TIMES = 1000
 class OrdinaryStep:
     """A step nobody watches."""
 
-    def __init__(self, journeys: Journeys, encodings: Encodings, *, is_lost: bool = False) -> None:
-        self.journeys, self.encodings, self.overflow = journeys, encodings, Overflow(is_lost)
+    def __init__(self, edition: Edition, *, is_lost: bool = False) -> None:
+        self.edition = edition
+        self.journeys, self.encodings, self.overflow = edition.journeys(), edition.encodings, Overflow(is_lost)
         self.remembered: RememberedForward | None = None
         self.is_shown = is_lost or are_saved_tensors_hooked()
 
@@ -57,6 +68,25 @@ class OrdinaryStep:
 
     def made(self, results: Sequence[torch.Tensor | None]) -> None:
         pass
+
+
+class TimedStep(OrdinaryStep):
+    """A step that notes when each instruction began, and nothing else."""
+
+    def __init__(self, edition: Edition) -> None:
+        super().__init__(edition)
+        self._begins: list[tuple[int, float]] = []
+        self.seconds: dict[int, float] = {}
+        """Of each instruction that has run, by position."""
+
+    def mark(self, position: int) -> None:
+        self._begins.append((position, time.perf_counter()))
+
+    def end_half(self) -> None:
+        ends = [begin for _, begin in self._begins[1:]]
+        ends.append(time.perf_counter())
+        self.seconds |= {position: end - begin for (position, begin), end in zip(self._begins, ends, strict=True)}
+        self._begins.clear()
 
 
 class BoxedCall:
@@ -80,6 +110,18 @@ class Measured:
     gradient_error: GradientError | None = None
     num_forward: int = 0
     num_backward: int = 0
+    last_s: float | None = None
+    """What the last step of this edition took, however it was run."""
+
+    timed: list[dict[int, float]] = field(default_factory=list)
+    """Of every timed step of this edition: seconds by position of the instruction."""
+
+    def forget_times(self) -> None:
+        """The steps of another edition take another time."""
+        self.forward_s.clear()
+        self.backward_s.clear()
+        self.timed.clear()
+        self.last_s = None
 
 
 @dataclass(frozen=True)
@@ -87,8 +129,9 @@ class Program:
     """One half, ready to run: at full speed, or with a mark before every step."""
 
     run: Boxed
-    run_marked: Callable[[], Boxed]
-    """Generates the marked program; few steps are watched, so it is made only for them."""
+    run_marked: Callable[..., Boxed]
+    """Generates the marked program; few steps are watched, so it is made only for them. With `checked=False` results
+    are not looked at."""
 
     constants: tuple[Any, ...] = ()
     """Tensors that belong to the program itself."""
@@ -100,76 +143,134 @@ class Program:
     """How many of its ops run inside kernels that were compiled for them. A watched step runs them one by one."""
 
 
+@dataclass
+class Edition:
+    """The two programs of one plan. Backward's arguments are `num_saved` values from forward, the handle first, then
+    the tangents. `overwrites` are the positions of those that backward writes into; `num_unchecked` of them skip
+    autograd's version check."""
+
+    plan: Plan
+    forward: Program
+    backward: Program
+    num_saved: int
+    overwrites: Sequence[int]
+    num_unchecked: int
+    transfers: Callable[[], Transfers]
+    number: int = 0
+    """How many were before it."""
+
+    def __post_init__(self) -> None:
+        self.schedule, self.trips = schedule(self.plan), trips_of(self.plan)
+        self.encodings = Encodings(self.plan, self.transfers)
+        self._marked: tuple[Boxed, Boxed] | None = None
+        self.memory_key = next(_NUMBERS)
+
+    @property
+    def is_watchable(self) -> bool:
+        return self.forward.is_watchable and self.backward.is_watchable
+
+    def journeys(self) -> Journeys:
+        return Journeys(self.trips, self.transfers)
+
+    def marked(self) -> tuple[Boxed, Boxed]:
+        """Both halves with marks, made once: several steps are timed."""
+        if self._marked is None:
+            self._marked = self.forward.run_marked(checked=False), self.backward.run_marked(checked=False)
+        return self._marked
+
+
 class Executor:
-    """One captured graph at run time. Backward's arguments are `num_saved` values from forward, the handle among them,
-    then the tangents. `overwrites` are the positions of those that backward writes into. `judge` is told of every step
-    that was watched to its end."""
+    """One captured graph at run time. `judge` is told of every step that was watched to its end."""
 
     def __init__(
         self,
-        plan: Plan,
-        forward: Program,
-        backward: Program,
+        edition: Edition,
         *,
-        handle_position: int,
-        num_saved: int,
-        overwrites: Sequence[int],
-        transfers: Callable[[], Transfers],
         memory: StepMemory | UnplannedMemory,
         exact_rerun: ExactRerun | None = None,
         watched: bool = True,
         judge: Callable[[Plan, WatchedStep], None] | None = None,
     ) -> None:
-        self.plan = plan
+        self.edition = edition
         self._judge = judge
+        self.before_step: Callable[[], None] | None = None
+        """Called before a forward begins while no backward is to come: here a better edition may take over."""
+
+        self.times_next = False
+        """Whether the next ordinary step is timed instruction by instruction."""
+
         self._exact_rerun = exact_rerun
+        self._in_flight: weakref.WeakSet[Step] = weakref.WeakSet()
         self.measured = Measured()
-        self._graph, self._schedule, self._trips = plan.problem.graph, schedule(plan), trips_of(plan)
-        self._transfers = transfers
-        self._memory, self._memory_key = memory, next(_NUMBERS)
-        self.encodings = Encodings(plan, transfers)
-        self._forward_program, self._backward_program = forward, backward
-        self._is_watchable = watched and forward.is_watchable and backward.is_watchable
-        self._handle_position, self.num_saved, self._overwrites = handle_position, num_saved, overwrites
+        self._is_watched, self._memory = watched, memory
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
 
     @property
+    def plan(self) -> Plan:
+        return self.edition.plan
+
+    @property
+    def encodings(self) -> Encodings:
+        return self.edition.encodings
+
+    @property
+    def num_saved(self) -> int:
+        return self.edition.num_saved
+
+    @property
     def num_fused_ops(self) -> int:
         """How many ops of an ordinary step run inside kernels that were compiled for them."""
-        return self._forward_program.num_fused_ops + self._backward_program.num_fused_ops
+        return self.edition.forward.num_fused_ops + self.edition.backward.num_fused_ops
 
     def watch_next(self) -> None:
         """Watch the next step, as the first one was."""
         self.measured.timeline = None
 
+    def replace_edition(self, edition: Edition) -> bool:
+        """Let another plan take over from the next forward on, and watch its first step. Note: [Editions]"""
+        if edition.num_unchecked != self.edition.num_unchecked:
+            return False
+        edition.number = self.edition.number + 1
+        self.edition = edition
+        self.measured.forget_times()
+        self.watch_next()
+        return True
+
     def _forward(self, args: list[Any]) -> Sequence[Any]:
+        if self.before_step is not None and not self._in_flight:
+            self.before_step()
         self.measured.num_forward += 1
         if self.measured.num_forward == 1:
-            give_back_garbage(len(self._graph))  # the step's tensors come on top of what the process has now
-        with self._memory.half((self._memory_key, "forward"), is_forward=True) as half:
+            give_back_garbage(
+                len(self.plan.problem.graph)
+            )  # the step's tensors come on top of what the process has now
+        with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])
         return results
 
     def _forward_of(self, args: list[Any]) -> Sequence[Any]:
-        if self.measured.timeline is None and self._is_watchable:
+        if self.measured.timeline is None and self._is_watched and self.edition.is_watchable:
             return self._forward_watched(args)
-        step = OrdinaryStep(self._journeys(), self.encodings)
-        self._remember(step, args)
+        if self.times_next and self.edition.is_watchable:
+            return self._forward_timed(args)
+        step = OrdinaryStep(self.edition)
+        self._enter(step, args)
         begin = time.perf_counter()
         with running(step):
-            results = self._forward_program.run(args)
+            results = self.edition.forward.run(args)
         self.measured.forward_s.append(time.perf_counter() - begin)
         return results
 
     def _backward(self, args: list[Any]) -> Sequence[Any]:
         _refuse_double_backward()
         self.measured.num_backward += 1
-        step = self._step_behind(args[self._handle_position])
-        make_own(args, self._overwrites, are_shown=step.is_shown)
-        tangents = args[self.num_saved :] if step.remembered is not None else []
-        with self._memory.half((self._memory_key, "backward"), is_forward=False) as half:
+        step = self._step_behind(args[HANDLE_POSITION])
+        edition: Edition = step.edition
+        make_own(args, edition.overwrites, are_shown=step.is_shown)
+        tangents = args[edition.num_saved :] if step.remembered is not None else []
+        with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half:
             gradients = self._backward_of(step, args)
             half.hold(gradients)
         if step.remembered is not None and self._exact_rerun is not None:
@@ -180,53 +281,93 @@ class Executor:
     def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:
             return self._backward_watched(step, args)
+        if isinstance(step, TimedStep):
+            return self._backward_timed(step, args)
         begin = time.perf_counter()
         with running(step):
-            gradients = self._backward_program.run(args)
-        self.measured.backward_s.append(time.perf_counter() - begin)
+            gradients = step.edition.backward.run(args)
+        self._note_backward(time.perf_counter() - begin, step)
+        return gradients
+
+    def _forward_timed(self, args: list[Any]) -> Sequence[Any]:
+        self.times_next = False
+        step = TimedStep(self.edition)
+        self._enter(step, args)
+        with running(step):
+            results = self.edition.marked()[0](args)
+        step.end_half()
+        return results
+
+    def _backward_timed(self, step: TimedStep, args: list[Any]) -> Sequence[Any]:
+        with running(step):
+            gradients = step.edition.marked()[1](args)
+        step.end_half()
+        if step.edition is self.edition:
+            self.measured.timed.append(step.seconds)
+            self.measured.last_s = sum(step.seconds.values())
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
-        step = WatchedStep(self.plan, self._schedule, self._journeys(), self.encodings)
-        self._remember(step, args)
-        step.count_inputs(args, self._forward_program.constants)
-        program = self._forward_program.run_marked()
+        edition = self.edition
+        step = WatchedStep(edition.plan, edition.schedule, edition.journeys(), edition.encodings)
+        step.edition = edition
+        self._enter(step, args)
+        step.count_inputs(args, edition.forward.constants)
+        program = edition.forward.run_marked()
         with step.tracker, running(step):
             results = program(args)
         step.end_half()
         return results
 
     def _backward_watched(self, step: WatchedStep, args: list[Any]) -> Sequence[Any]:
-        step.count_tangents(args[self.num_saved :])
-        program = self._backward_program.run_marked()
+        edition: Edition = step.edition
+        step.count_tangents(args[edition.num_saved :])
+        program = edition.backward.run_marked()
         with step.tracker, running(step):
             gradients = program(args)
         step.end_half()
-        self.measured.timeline = step.timeline
+        self._note_timeline(step)
         if self._judge is not None:
-            self._judge(self.plan, step)
+            self._judge(edition.plan, step)
         return gradients
 
-    def _remember(self, step: Step, args: Sequence[Any]) -> None:
+    def _note_timeline(self, step: WatchedStep) -> None:
+        """What an edition did that nobody follows any more is not reported."""
+        if step.edition is self.edition:
+            self.measured.timeline = step.timeline
+            self.measured.last_s = None if step.timeline is None else step.timeline.duration_s
+
+    def _note_backward(self, seconds: float, step: Step) -> None:
+        if step.edition is self.edition:
+            self.measured.backward_s.append(seconds)
+            self.measured.last_s = seconds + self.measured.forward_s[-1] if self.measured.forward_s else None
+
+    def _enter(self, step: Step, args: Sequence[Any]) -> None:
         """The first step of a lossy plan will be repeated exactly."""
+        self._in_flight.add(step)
         if self._exact_rerun is not None and self.measured.num_forward == 1:
             step.remembered = self._exact_rerun.remember(args)
 
-    def _journeys(self) -> Journeys:
-        return Journeys(self._trips, self._transfers)
-
     def _step_behind(self, handle: torch.Tensor) -> Step:
         """The step that a backward belongs to. Without it, only a plan that sends nothing away can go on."""
-        step: Step | None = shared_runtime().handles.redeem(handle)
-        if step is None and self._trips:
+        handles = shared_runtime().handles
+        step: Step | None = handles.redeem(handle)
+        is_of_another = handles.note(handle) != self.edition.number
+        if step is None and (self.edition.trips or is_of_another):
+            missing = (
+                "plan that its forward followed, which is another by now" if is_of_another else _away(self.edition)
+            )
             raise LostHandle(
-                f"the backward of {self._graph.name} cannot find the {len(self._trips)} storages its forward sent to"
-                " slower"
-                " tiers: a saved-tensor hook around the model (torch.autograd.graph.saved_tensors_hooks, save_on_cpu)"
-                " replaced the handle to them by a copy. Call the virtualized model outside such hooks; it moves its"
+                f"the backward of {self.plan.problem.graph.name} cannot find the {missing}: a saved-tensor hook around"
+                " the model (torch.autograd.graph.saved_tensors_hooks, save_on_cpu)"
+                " replaced the handle to it by a copy. Call the virtualized model outside such hooks; it moves its"
                 " own saved tensors."
             )
-        return OrdinaryStep(self._journeys(), self.encodings, is_lost=True) if step is None else step
+        return OrdinaryStep(self.edition, is_lost=True) if step is None else step
+
+
+def _away(edition: Edition) -> str:
+    return f"{len(edition.trips)} storages its forward sent to slower tiers"
 
 
 def _refuse_double_backward() -> None:

@@ -21,7 +21,8 @@ from vdnn.runtime.random_states import random_state, set_random_state
 class ExactStep(Protocol):
     """An executor of the same graph under an exact plan."""
 
-    num_saved: int
+    @property
+    def num_saved(self) -> int: ...
 
     def forward(self, args: list[Any]) -> Sequence[Any]: ...
 

@@ -31,6 +31,8 @@ class Step(Protocol):
     remembered: RememberedForward | None
     is_shown: bool
     """Whether a saved-tensor hook of the user's saw what forward saved."""
+    edition: Any
+    """The programs that its forward ran, and its backward will (`executor.py`)."""
 
     def mark(self, position: int) -> None: ...
 
@@ -71,7 +73,8 @@ def made(results: Sequence[torch.Tensor | None]) -> None:
 
 
 def open_handle() -> torch.Tensor:
-    return shared_runtime().handles.issue(_running.steps[-1])
+    step = _running.steps[-1]
+    return shared_runtime().handles.issue(step, step.edition.number)
 
 
 def send(decision: int, tensor: torch.Tensor) -> None:

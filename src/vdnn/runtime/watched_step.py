@@ -33,6 +33,7 @@ class WatchedStep:
         self.journeys, self.encodings, self.overflow = journeys, encodings, Overflow()
         self.remembered: RememberedForward | None = None
         self.is_shown = are_saved_tensors_hooked()
+        self.edition: Any = None
         self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program
         self._position = -1
         self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
