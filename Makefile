@@ -46,7 +46,7 @@ format: setup ## Rewrite files the way `make check` wants them
 	$(BIN)/ruff check --fix .
 
 bench: setup ## Run the benchmarks one after the other: hours (benchmarks/README.md)
-	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/predicted_time.py; do echo "== $$script"; $(BIN)/python $$script; done
+	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/predicted_time.py benchmarks/ready.py; do echo "== $$script"; $(BIN)/python $$script; done
 	@mkdir -p build && $(BIN)/python benchmarks/pareto.py --save build/pareto.md && echo "The picture is build/pareto.svg"
 
 clean: ## Remove what `make` made

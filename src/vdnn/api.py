@@ -72,8 +72,9 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     `verify_spills=True` adds a checksum to all that goes to disk: a bit that has changed there is an error that names
     the tensor, where it would have been a wrong gradient.
 
-    `costs="measured"` runs every distinct op once to learn its time and workspace, which makes predictions of both true
-    for this machine.
+    `costs="tried"`, the default with a budget on this machine, runs every distinct op once to learn its workspace and a
+    first time; `costs="measured"` runs each until its time is steady. `replan=False` keeps the first plan, which a
+    better one otherwise replaces between two steps once the first steps were timed.
     """
     if not callable(model):
         raise InvalidInput(f"virtualize takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
@@ -120,7 +121,7 @@ def plan(
     """What one training step of `model` would do on `device`, without running or allocating it.
 
     `model` is a module (the loss is outside: its output's gradient arrives as an input) or a function with the loss
-    inside. Of the options of `virtualize` it takes those that shape a plan. Nothing is measured unless
+    inside. Of the options of `virtualize` it takes those that shape a plan. Nothing is run unless `costs="tried"` or
     `costs="measured"` asks for it.
     """
     if not callable(model):

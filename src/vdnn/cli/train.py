@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SHOWN_DIFFERENCES = 5  # enough to see where it begins; the JSON has them all
 
-PLANNED = ("budget", "strategy", "lossy", "exact", "plan", "disk_budget", "spill_dir", "verify_spills")
+PLANNED = ("budget", "strategy", "lossy", "exact", "replan", "plan", "disk_budget", "spill_dir", "verify_spills")
 NumSteps = Annotated[int, typer.Option(metavar="K", parser=positive, help="Training steps.")]
 LearningRate = Annotated[float, typer.Option("--lr", metavar="RATE", parser=rate, help="Learning rate.")]
 Seed = Annotated[int, typer.Option(metavar="S", parser=whole, help="Seed of the weights, the batch and dropout.")]
@@ -79,10 +79,11 @@ def train(
     make: Callable[[], Workload] = partial(load, model, batch, **images)
     torch.manual_seed(seed)
     workload = make()
-    virtual = virtualize(workload.step, **options)
-    trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(trained_by, workload.model, lr))
     with _progress(enabled=not as_json) as progress:
         task = progress.add_task(workload.name, total=steps, loss="capturing")
+        options["progress"] = lambda done, total: progress.update(task, loss=f"trying ops, {done} of {total}")
+        virtual = virtualize(workload.step, **options)
+        trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(trained_by, workload.model, lr))
         show: Callable[[float], Any] = lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}")  # noqa: E731
         if verify:
             run = train_beside(trainee, twin_of(workload, make, trained_by, lr), steps, show)
