@@ -26,14 +26,17 @@ def decide(problem: Problem, options: Options) -> Plan:
     return planned_in_account(problem, partial(_known_or_new, options=options))
 
 
-def _known_or_new(problem: Problem, options: Options) -> Plan:
-    known = PlanCache()
-    plan = known.lookup(problem, options.chosen_strategy)
-    return decide_anew(problem, options) if plan is None else plan
-
-
 def decide_anew(problem: Problem, options: Options) -> Plan:
     """As the chosen strategy does, whatever was decided before: prices may have changed since."""
+    return planned_in_account(problem, partial(_new, options=options))
+
+
+def _known_or_new(problem: Problem, options: Options) -> Plan:
+    plan = PlanCache().lookup(problem, options.chosen_strategy)
+    return _new(problem, options) if plan is None else plan
+
+
+def _new(problem: Problem, options: Options) -> Plan:
     plan = check(solve_with_workspaces(problem, options.chosen_strategy))
     PlanCache().store(plan, problem, options.chosen_strategy)
     return plan
