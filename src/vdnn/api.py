@@ -94,7 +94,7 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
         run = AheadOfTime(trained, session, plain, fullgraph=fullgraph)
         run.prepare(*check_sample(sample, {}))
     set_compiled_call(virtual, functools.partial(_call, run, plain))
-    weakref.finalize(run, session.end).atexit = False
+    weakref.finalize(run, session.disk_room.end).atexit = False  # not the session: it goes with the model
     shared_runtime().sessions[virtual] = session
     return cast(Model, virtual)
 

@@ -19,9 +19,9 @@ from vdnn.hardware.device import bounded
 from vdnn.options import Options
 from vdnn.plan.plan import Plan
 from vdnn.runtime.journeys import trips_of
+from vdnn.runtime.runtime import SharedTiers
 from vdnn.runtime.tiers.disk import DiskStore, padded_nbytes
 from vdnn.runtime.tiers.ledger import Promise
-from vdnn.runtime.transfers.interface import Transfers
 
 DISK = "disk"
 
@@ -30,13 +30,19 @@ class DiskRoom:
     """What one model was promised. Its plans take turns in the same room, as shapes do that alternate; beside a plan
     whose step is under way, as pieces of one model are, the next one gets room of its own."""
 
-    def __init__(self, transfers: Callable[[], Transfers]) -> None:
+    def __init__(self, transfers: SharedTiers) -> None:
         self._transfers = transfers
         self._promises: list[Promise] = []
 
     def begin_again(self) -> None:
         """The plans are gone."""
         self._promises.clear()
+
+    def end(self) -> None:
+        """The model is gone, and what PyTorch still keeps of it needs no tiers. A backward that is to come has its own
+        hold on them."""
+        self.begin_again()
+        self._transfers.let_go()
 
     @property
     def store(self) -> DiskStore | None:

@@ -81,12 +81,6 @@ class Session:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
         return self._tiers()
 
-    def end(self) -> None:
-        """The model is gone; what PyTorch still keeps of it needs no tiers. A backward that is to come has its own hold
-        on them."""
-        self.disk_room.begin_again()
-        self._tiers.let_go()
-
     def has_transfers(self) -> bool:
         """Whether anything of this model may have moved: looking opens no tiers."""
         return any(executor.edition.trips for executor in self.executors)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -50,7 +51,7 @@ class DiskStore:
         self.directory = os.fspath(directory)
         self._verifies = verify
         way_out = "Raise disk_budget, or raise budget so that less has to leave."
-        self._ledger = Ledger(name, capacity_nbytes, way_out=way_out, lengthen=self._allocate)
+        self._ledger = Ledger(name, capacity_nbytes, way_out=way_out, lengthen=weakly(self._allocate))
         self._staging = StagingPool(NUM_STAGING_BUFFERS, 2 * CHUNK_NBYTES)
         self._write_helper, self._read_helper = Worker("vdnn-disk-write"), Worker("vdnn-disk-read")
         self._lock = threading.Lock()
@@ -192,6 +193,18 @@ class Written(NamedTuple):
 
     run: PageRun
     checksums: dict[int, int] | None
+
+
+def weakly(method: Callable[[int, int], None]) -> Callable[[int, int], None]:
+    """The method without its object, which is then gone with its last holder and not when garbage is collected."""
+    known = weakref.WeakMethod(method)
+
+    def call(begin: int, end: int) -> None:
+        bound = known()
+        assert bound is not None, "who asks for more of a store holds it"
+        bound(begin, end)
+
+    return call
 
 
 def padded_nbytes(nbytes: int) -> int:
