@@ -45,7 +45,7 @@ def contenders(load: Workload, shares: list[int]) -> list[Contender]:
 
 def smallest_budget(load: Workload) -> int:
     try:
-        vdnn.plan(load.step, load.args, budget=1, strategy="offload", costs="measured")
+        vdnn.plan(load.step, load.args, budget="1B", strategy="offload", costs="measured")
     except Infeasible as reason:
         return reason.minimum_nbytes
     raise AssertionError("a budget of one byte was met")

@@ -128,7 +128,7 @@ def test_sums_in_another_order_fit_a_smaller_budget_and_are_named() -> None:
 
     with pytest.raises(Infeasible, match="exact=False") as refusal:
         vdnn.plan(loss, (images(16),), budget="1KiB", device=DEVICE)
-    asked: dict[str, Any] = {"budget": refusal.value.minimum_nbytes // 2, "device": DEVICE, "exact": False}
+    asked: dict[str, Any] = {"budget": f"{refusal.value.minimum_nbytes // 2}B", "device": DEVICE, "exact": False}
     inexact = vdnn.virtualize(loss, (images(16),), **asked)
     for found, expected in zip(gradients(inexact), gradients(loss), strict=True):
         torch.testing.assert_close(found, expected)

@@ -34,7 +34,7 @@ from vdnn.report.record import Report
 from vdnn.runtime.open_transfers import AskedTiers
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
 from vdnn.torch_private import compiled_call, plain_call, set_compiled_call
-from vdnn.units import parse_nbytes
+from vdnn.units import parse_budget
 
 Model = TypeVar("Model", bound=Callable[..., Any])
 
@@ -168,7 +168,7 @@ def tensor_cache(
         tiers.insert(0, "host")  # what is behind an accelerator's memory, whatever this machine is described as
     asked = AskedTiers.of(hardware, known.spill_dir, accelerator or "cpu", verify_spills=known.verify_spills)
     return TensorCache(
-        parse_nbytes(budget),
+        parse_budget(budget),
         tiers,
         SharedTiers(shared_runtime(), asked),
         policy=policy,

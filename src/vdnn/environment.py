@@ -22,7 +22,12 @@ COMPILER = "CXX"
 def cache_dir() -> Path:
     """Where measured op costs, this machine's speeds and plans are kept. Made when there is something to keep."""
     configured = os.environ.get(CACHE_DIR)
-    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "vdnn"
+    return Path(configured).expanduser() if configured else default_cache_dir()
+
+
+def default_cache_dir() -> Path:
+    """The cache of who names none: a folder of vdnn alone, which it closes to others."""
+    return Path.home() / ".cache" / "vdnn"
 
 
 def disk_dir() -> Path:

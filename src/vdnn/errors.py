@@ -1,7 +1,8 @@
 """What goes wrong, each with the words that help: what was asked, what was found, the numbers, the way out.
 
 User mistakes are kin of ValueError so that ordinary code catches them; every class also descends from `VdnnError`,
-which the command line turns into one line on the terminal. Bugs of our own are `assert`s, not classes here.
+which the command line turns into one line on the terminal. Bugs of our own are `assert`s, not classes here. What a
+message quotes may come from anywhere, so none shows a character that people do not see (`printable.py`).
 """
 
 from __future__ import annotations
@@ -10,13 +11,30 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from vdnn.printable import printable_lines
+
 
 class VdnnError(Exception):
     """The root of everything vdnn raises on purpose."""
 
+    def __str__(self) -> str:
+        return printable_lines(super().__str__())
+
 
 class InvalidInput(VdnnError, ValueError):
     """Something the user passed cannot be used: an unknown model, a batch of -1, a sample that is not a tensor."""
+
+
+class InvalidFile(InvalidInput):
+    """A file that was passed is not what it should be: too large, too deep, not JSON, another schema, or a field that
+    holds something else. `field` is the place in it, as in `graph.ops.rows[3][0]`; empty for the file as a whole."""
+
+    def __init__(self, message: str, *, field: str = "") -> None:
+        super().__init__(message)
+        self.field = field
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(InvalidFile, field=self.field), self.args
 
 
 class CaptureFailed(VdnnError, RuntimeError):
@@ -76,4 +94,4 @@ class InvalidPlan(VdnnError, ValueError):
 
 
 class ForeignPlan(VdnnError, ValueError):
-    """A saved plan does not belong here: other schema, other model, other shapes, other torch."""
+    """A saved plan does not belong here: other model, other shapes, other machine, other torch."""

@@ -7,6 +7,9 @@ The one idea: **a storage is what costs memory**. A value is a typed view of a s
 Views, in-place ops and outputs that alias inputs are several values of one storage, so whatever counts bytes counts
 storages and can neither forget an alias nor count it twice. Moments are op positions: moment t runs `graph.ops[t]`,
 forward first, then backward.
+
+Names come from models and files, so anything may be in them. Here they become what may be shown (`printable.py`), once
+and for everybody: reports, listings, errors and logs take them from here.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import Any
+
+from vdnn.printable import printable
 
 
 class Phase(StrEnum):
@@ -95,12 +101,20 @@ class Trait(StrEnum):
     )
 
 
+def _show(named: Any, *fields: str) -> None:
+    """Escape what people would not see in the names of a new value."""
+    for field in fields:
+        name = getattr(named, field)
+        if not name.isprintable():
+            object.__setattr__(named, field, printable(name))
+
+
 @dataclass(frozen=True, slots=True)
 class Storage:
     """A block of memory. `values` are all values that live in it, in order of birth: its aliases.
 
     `alphabet` lists the only numbers its elements can be once it is complete: (0, 1) for a boolean mask, (0, 1/(1-p))
-    for dropout's noise. Empty: any.
+    for dropout's noise. Empty: any. The first is 0: others are told apart from it.
     """
 
     name: str
@@ -113,6 +127,9 @@ class Storage:
     def __post_init__(self) -> None:
         if self.nbytes < 0:
             raise ValueError(f"storage {self.name!r} has negative size: {self.nbytes}")
+        if self.alphabet and self.alphabet[0] != 0:
+            raise ValueError(f"the elements of storage {self.name!r} are none of them 0: {self.alphabet}")
+        _show(self, "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +140,9 @@ class Value:
     storage: int
     shape: tuple[int, ...]
     dtype: str
+
+    def __post_init__(self) -> None:
+        _show(self, "name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +175,9 @@ class Op:
     writes: tuple[int, ...]
     flops: int = 0
     traits: frozenset[Trait] = frozenset()
+
+    def __post_init__(self) -> None:
+        _show(self, "name", "target", "module")
 
     def has(self, trait: Trait) -> bool:
         return trait in self.traits
@@ -193,6 +216,7 @@ class Graph:
     held: tuple[int, ...]
 
     def __post_init__(self) -> None:
+        _show(self, "name")
         problems = list(_malformed(self))
         if problems:
             raise ValueError(f"graph {self.name!r} is malformed:\n" + "\n".join(f"    {p}" for p in problems[:20]))
@@ -286,6 +310,9 @@ def _malformed(graph: Graph) -> Iterator[str]:
         if not 0 <= value.storage < num_storages:
             yield f"value {value.name!r} lives in storage {value.storage} of {num_storages}"
             return
+    for given in (*graph.inputs, *graph.tangents):
+        if not 0 <= given < num_values:
+            yield f"value {given} of {num_values} is given from outside"
     exists = set(graph.inputs) | set(graph.tangents)
     seen_backward = False
     for op in graph.ops:

@@ -27,13 +27,13 @@ from vdnn.plan.model.problem import DENSITY
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import strategy_named
 from vdnn.runtime.tiers.direct_io import room_nbytes
-from vdnn.units import parse_nbytes
+from vdnn.units import Nbytes, parse_budget
 
 COMPILERS = ("eager", "inductor")
 COSTS = ("roofline", "tried", "measured")
 
 Amount = int | str
-"""Bytes, or text such as "12GiB"."""
+"""Bytes, or text such as "12GiB". A number alone below 1 MiB is asked back; "4096B" is not."""
 
 
 def described(text: str, *, metavar: str = "", switch: str = "") -> Mapping[str, str]:
@@ -157,10 +157,10 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.budget is not None and parse_share(self.budget) is None:
-            parse_nbytes(self.budget)
+            parse_budget(self.budget)
         for amount in (self.host_budget, self.disk_budget):
             if amount is not None:
-                parse_nbytes(amount)
+                parse_budget(amount)
         if self.plan is not None and not (self.strategy is None and self.lossy is None):
             given = "strategy" if self.strategy is not None else "lossy"
             raise InvalidInput(f"a saved plan has its own {given}: leave out {given}={getattr(self, given)!r} or plan=")
@@ -220,7 +220,8 @@ class Options:
         asked = self
         if self.plan is not None:
             saved = opened(self.plan)
-            budget = saved.problem.budget_nbytes if self.budget is None else self.budget
+            known = saved.problem.budget_nbytes
+            budget = self.budget if self.budget is not None or known is None else Nbytes(known)
             asked = replace(self, plan=saved, budget=budget)
         machine = asked.hardware if runs else _with_free_disk(asked.hardware, self.spill_dir)
         return replace(asked, device=machine, costs=asked.chosen_costs)
@@ -291,5 +292,5 @@ def _with_free_disk(hardware: Hardware, spill_dir: str | None) -> Hardware:
 def _bounded(tier: Tier, bound: Amount | None) -> Tier:
     if bound is None:
         return tier
-    nbytes = parse_nbytes(bound)
+    nbytes = parse_budget(bound)
     return Tier(tier.name, nbytes if tier.nbytes is None else min(nbytes, tier.nbytes))

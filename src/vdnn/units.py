@@ -3,16 +3,23 @@
 Enters: "12GiB", "1.5 GB", 4096. Leaves: int bytes, or text such as "11.25 GiB" and "3.20 ms". The one idea: inside the
 project a quantity is a plain number whose name carries its unit (`nbytes`, `seconds`); only this file knows the words.
 How many bytes an element of each dtype takes is also here, for those who do not import torch.
+
+A budget is said with its unit. A number alone that is smaller than any budget in use was meant in another unit, so it
+is asked back; `Nbytes` is a number that has its unit in its type, for those who have counted.
 """
 
 from __future__ import annotations
 
 import re
 
+from vdnn.errors import InvalidInput
+
 KiB = 1024
 MiB = 1024 * KiB
 GiB = 1024 * MiB
 TiB = 1024 * GiB
+
+MOST_GIB = 2048  # of a budget that a person may mean; above it a number alone is taken for MiB
 
 NBYTES_PER_ELEMENT = {
     "bool": 1,
@@ -57,17 +64,37 @@ _NBYTES_PER_UNIT = {
 _AMOUNT = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*(?P<unit>[a-zA-Z]*)\s*")
 
 
+class Nbytes(int):
+    """A number of bytes that somebody has counted: as a budget it is taken at its word, however small."""
+
+
+def parse_budget(amount: int | str) -> int:
+    """The bytes of an amount that bounds something. One below 1 MiB without a unit is asked back."""
+    nbytes = parse_nbytes(amount)
+    if 0 < nbytes < MiB and not _has_unit(amount):
+        meant = "GiB" if nbytes <= MOST_GIB else "MiB"
+        raise InvalidInput(
+            f"a budget of {amount!r} is {nbytes} bytes: did you mean {nbytes}{meant}? Write '{nbytes}{meant}', or"
+            f" '{nbytes}B' for that many bytes."
+        )
+    return nbytes
+
+
+def _has_unit(amount: int | str) -> bool:
+    return isinstance(amount, Nbytes) or (isinstance(amount, str) and not amount.strip()[-1:].isdecimal())
+
+
 def parse_nbytes(amount: int | str) -> int:
-    """`"12GiB"`, `"1.5 GB"` or a whole number, as bytes. Anything else raises a ValueError that lists the units."""
+    """`"12GiB"`, `"1.5 GB"` or a whole number, as bytes. Anything else raises InvalidInput that lists the units."""
     if isinstance(amount, bool) or not isinstance(amount, (int, str)):
-        raise ValueError(f"an amount of memory is a whole number of bytes or text like '12GiB', not {amount!r}")
+        raise InvalidInput(f"an amount of memory is a whole number of bytes or text like '12GiB', not {amount!r}")
     if isinstance(amount, int):
         if amount < 0:
-            raise ValueError(f"an amount of memory cannot be negative: {amount}")
+            raise InvalidInput(f"an amount of memory cannot be negative: {amount}")
         return amount
     match = _AMOUNT.fullmatch(amount)
     if match is None or match["unit"].lower() not in _NBYTES_PER_UNIT:
-        raise ValueError(
+        raise InvalidInput(
             f"cannot read {amount!r} as an amount of memory: write a number and a unit, as in '12GiB', '1.5 GB' or"
             " '4096'."
             " Units: B, KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (powers of 1000)."

@@ -23,6 +23,7 @@ import vdnn
 from larger import larger
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.models import MODELS
+from vdnn.units import Nbytes
 
 NETWORKS = ("vgg16", "resnet50", "googlenet", "densenet121", "unet", "vit", "gpt2")
 SLOW = replace(DISK, name="RAM above a slow disk", links=(Link("device", "disk", 1e6), Link("disk", "device", 1e6)))
@@ -53,7 +54,7 @@ def check_budgets(name: str, machine: str, shares: Sequence[int]) -> None:
     with captured_once(name, 4):
         keep_all = vdnn.plan(spec.step(model), args, device=device).peak_nbytes
         least = smallest_budget(spec.step(model), args, "auto", device)
-        for budget in sorted({max(least, keep_all * share // 100) for share in shares} | {least}):
+        for budget in map(Nbytes, sorted({max(least, keep_all * share // 100) for share in shares} | {least})):
             ours = copy.deepcopy(model)
             virtual = vdnn.virtualize(spec.step(ours), sample=args, budget=budget, device=device, costs="roofline")
             assert_same(expected, train(virtual, ours, args, steps=2))
@@ -67,7 +68,7 @@ def test_auto_trains_a_step_that_is_captured_as_it_is_called(name: str) -> None:
     spec = MODELS[name].small()
     model, args = spec.build(), spec.sample(4)
     plain = copy.deepcopy(model)
-    budget = vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes * 3 // 4
+    budget = Nbytes(vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes * 3 // 4)
     virtual = vdnn.virtualize(spec.step(model), budget=budget, device=DISK, costs="roofline")
     assert_same(train(spec.step(plain), plain, args, steps=2), train(virtual, model, args, steps=2))
     assert_measured_as_simulated(virtual)
@@ -80,7 +81,7 @@ def mechanisms(name: str, device: Hardware) -> set[str]:
     with captured_once(name, 4):
         least = smallest_budget(step, args, "auto", device)
         peak = vdnn.plan(step, args, device=device).peak_nbytes
-        plan = vdnn.plan(step, args, device=device, budget=(least + peak) // 2)
+        plan = vdnn.plan(step, args, device=device, budget=Nbytes((least + peak) // 2))
     return {decision.action.kind for decision in plan.decisions}
 
 
@@ -105,7 +106,7 @@ def test_auto_recomputes_in_stretches_where_nothing_can_be_away(share: float) ->
     def loss_of(net: nn.Module) -> Any:
         return lambda x: net(x).square().mean()
 
-    budget = int(vdnn.plan(loss_of(model), batch, strategy="keep-all", device=ONE_TIER).peak_nbytes * share)
+    budget = Nbytes(vdnn.plan(loss_of(model), batch, strategy="keep-all", device=ONE_TIER).peak_nbytes * share)
     classic = vdnn.plan(loss_of(model), batch, strategy="checkpoint-sqrt", device=ONE_TIER)
     virtual = vdnn.virtualize(loss_of(model), sample=batch, budget=budget, device=ONE_TIER, costs="roofline")
     assert_same(train(loss_of(plain), plain, batch), train(virtual, model, batch))

@@ -142,14 +142,14 @@ def test_a_budget_in_bytes_holds_and_one_that_nothing_keeps_is_infeasible() -> N
     plain = seeded(make)
     model = copy.deepcopy(plain)
     budget_nbytes = nbytes_before(model, x) * 4
-    virtual = virtualize(model, budget=budget_nbytes)
+    virtual = virtualize(model, budget=f"{budget_nbytes}B")
     both(plain, virtual, lambda net: net(x).backward())
     assert_same_state(plain, model)
     part = vdnn.report(virtual).eager
     assert part is not None
     assert part.peak_nbytes <= part.budget_nbytes == budget_nbytes
     with pytest.raises(Infeasible, match="cannot stay within 1000 B"):
-        virtualize(seeded(make), budget=1000)(x)
+        virtualize(seeded(make), budget="1000B")(x)
 
 
 def test_a_share_that_nothing_keeps_is_infeasible_before_the_second_step() -> None:
@@ -216,7 +216,7 @@ def test_several_forwards_before_their_backwards() -> None:
 
 def test_without_gradients_the_plain_model_runs() -> None:
     make, x = UNCAPTURED["decides"]
-    virtual = virtualize(seeded(make), budget=1000)
+    virtual = virtualize(seeded(make), budget="1000B")
     with torch.no_grad():
         virtual(x)
 

@@ -26,6 +26,7 @@ from vdnn.capture.nodes import count_forward_outputs
 from vdnn.compile.forms import forms
 from vdnn.models import MODELS, ModelSpec
 from vdnn.plan.model.problem import EXACT_FORMS
+from vdnn.units import Nbytes
 
 TOLERANCE = 1e-9
 BATCH = 5
@@ -104,7 +105,7 @@ def test_a_form_runs_in_the_least_that_offloading_needs(form: str, monkeypatch: 
     model, args = Small().double(), small_sample()
     plain = copy.deepcopy(model)
     expected = train(small_step(plain), plain, args)
-    budget = least_nbytes(graphs_of_forms(small_step(model), args, only=form)[form])
+    budget = Nbytes(least_nbytes(graphs_of_forms(small_step(model), args, only=form)[form]))
     virtual = in_form(monkeypatch, form, small_step(model), args, strategy="offload", budget=budget)
     assert_close(expected, train(virtual, model, args))
     assert_measured_as_simulated(virtual)

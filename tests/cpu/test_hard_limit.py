@@ -39,7 +39,7 @@ def losses_under_limit(virtualized: bool) -> list[float]:
     run = step
     if virtualized:
         try:
-            vdnn.plan(step, images, budget=1, costs="measured")
+            vdnn.plan(step, images, budget="1B", costs="measured")
         except Infeasible as reason:
             run = vdnn.virtualize(step, sample=images, budget=reason.minimum_nbytes + 16 * MiB)
         run(images).backward()  # watched, and without a limit: workers start, libraries take what they keep

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from vdnn.capture import lower
 from vdnn.errors import BudgetExceeded, Infeasible
+from vdnn.units import Nbytes
 
 
 def images() -> Tensor:
@@ -141,7 +142,7 @@ def test_a_gradient_that_is_part_of_something_larger_is_learned() -> None:
     def loss(output: Tensor) -> Tensor:
         return torch.cat([output, torch.zeros(40, 3, 12, 12)]).square().sum()
 
-    virtual = virtualize(model, x, budget=2 * least)
+    virtual = virtualize(model, x, budget=Nbytes(2 * least))
     with pytest.warns(BudgetExceeded, match="tangent"):
         loss(virtual(x)).backward()
     with pytest.raises(Infeasible):

@@ -17,6 +17,8 @@ from time import sleep
 import pytest
 import torch
 
+from larger import larger
+from pure.mutations import many, mutated
 from vdnn.calibrate import disk_speed
 from vdnn.calibrate import this_machine as detect
 from vdnn.calibrate.copies_beside_compute import disk_transfers, measure_beside
@@ -26,6 +28,7 @@ from vdnn.calibrate.this_machine import this_machine
 from vdnn.errors import InvalidInput
 from vdnn.hardware.machine import file_system_of, fingerprint
 from vdnn.options import Options
+from vdnn.reading.fields import of
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.units import MiB
 
@@ -72,7 +75,7 @@ def test_nothing_is_left_in_the_directory(trial_directory: Path, measurements: M
 
 
 def test_json_and_back_is_the_same(measurements: Measurements):
-    assert Measurements.from_json(json.loads(json.dumps(measurements.to_json()))) == measurements
+    assert of(Measurements).read(json.loads(json.dumps(measurements.to_json())), "") == measurements
 
 
 def test_as_hardware_ram_is_the_device_and_the_disk_is_linked_both_ways(measurements: Measurements):
@@ -188,12 +191,26 @@ def test_a_busy_moment_keeps_what_is_remembered(
     assert this_machine() == this_machine()
 
 
-def test_a_damaged_file_of_measurements_is_replaced(own_folders: Path):
+def test_a_damaged_file_of_measurements_is_replaced_by_one_that_nobody_else_reads(own_folders: Path):
     saved = own_folders / "cache" / "machine-v3.json"
     saved.parent.mkdir()
     saved.write_text('{"machine": ')
     hardware = this_machine()
     assert this_machine() == hardware
+    assert saved.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("count", [100, *larger(500)])
+def test_mutated_measurements_make_a_machine_or_are_forgotten(
+    count: int, tmp_path: Path, measurements: Measurements
+) -> None:
+    path, num_read = tmp_path / "machine.json", 0
+    for chance in many(count, seed=6):
+        path.write_text(json.dumps(mutated({"here": measurements.to_json()}, chance)))
+        for read in detect._load(path).values():
+            num_read += 1
+            assert hardware_from(read).device.nbytes is not None
+    assert 0 < num_read < count
 
 
 def test_without_a_usable_disk_the_machine_has_one_tier_and_the_log_says_why(
@@ -253,7 +270,7 @@ def test_who_plans_for_this_machine_has_what_is_free_on_its_disk_now(own_folders
     assert asked.on_known_hardware().hardware.tier("disk").nbytes == MiB
     (small_disk / "other").write_bytes(bytes(MiB // 2))
     assert asked.on_known_hardware().hardware.tier("disk").nbytes == MiB // 2
-    assert replace(asked, disk_budget=1000).on_known_hardware().hardware.tier("disk").nbytes == 1000
+    assert replace(asked, disk_budget="1000B").on_known_hardware().hardware.tier("disk").nbytes == 1000
     assert asked.on_known_hardware(runs=True).hardware.tier("disk").nbytes is None
 
 

@@ -105,7 +105,7 @@ def hold_graphs(model: Any, count: int) -> list[torch.Tensor]:
 
 def test_a_second_graph_that_overfills_a_tier_says_so_and_the_next_step_works() -> None:
     """A plan counts one step. Two graphs alive at once may need twice the room of a bounded tier."""
-    _, virtual = pair(ConvNet(), budget="85%", device=emulated(disk=False), host_budget=10_000, strategy="offload")
+    _, virtual = pair(ConvNet(), budget="85%", device=emulated(disk=False), host_budget="10000B", strategy="offload")
     backward(virtual, images())
     with pytest.raises(TierFull, match="host tier"):
         hold_graphs(virtual, 50)

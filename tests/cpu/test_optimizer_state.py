@@ -45,5 +45,5 @@ def test_a_budget_without_room_for_the_state_is_refused():
     virtual(batch).backward()
     parameters_nbytes = sum(parameter.nbytes for parameter in model.parameters())
     with pytest.raises(vdnn.errors.Infeasible) as caught:
-        vdnn.virtualize(step, budget=2 * parameters_nbytes, optimizer="adam", costs="roofline")(batch)
+        vdnn.virtualize(step, budget=f"{2 * parameters_nbytes}B", optimizer="adam", costs="roofline")(batch)
     assert caught.value.minimum_nbytes > 3 * parameters_nbytes

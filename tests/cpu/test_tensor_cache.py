@@ -28,6 +28,7 @@ from vdnn.ir import Role
 from vdnn.runtime.pool.states import State
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.tracker import StorageTracker
+from vdnn.units import Nbytes
 
 
 class Decides(nn.Module):
@@ -61,7 +62,7 @@ def cache_of(budget: int, device: Hardware = DISK, **options: Any) -> TensorCach
     gc.collect()
     others = LiveBytes("cpu")
     others.count_everything()
-    return vdnn.tensor_cache(budget + others.nbytes, device=device, **options)
+    return vdnn.tensor_cache(Nbytes(budget + others.nbytes), device=device, **options)
 
 
 def used_nbytes(device: Hardware = DISK) -> int:

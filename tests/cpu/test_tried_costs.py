@@ -122,7 +122,7 @@ def test_a_budget_that_needs_a_smaller_way_to_compute_an_op_is_still_met():
 
     def least(how: str) -> int:
         with pytest.raises(Infeasible) as refusal:
-            vdnn.plan(model, (images,), budget=1, costs=how, device=DISK)
+            vdnn.plan(model, (images,), budget="1B", costs=how, device=DISK)
         return refusal.value.minimum_nbytes
 
     assert least("tried") == least("measured")

@@ -90,7 +90,7 @@ def test_an_encoding_on_disk_is_verified_too(spills: dict[str, Any], tmp_path: P
     slow = replace(DISK, flops_per_s=1e8)
     net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
     batch = torch.randn(512, 64)
-    virtual = vdnn.virtualize(net, sample=(batch,), budget=840_000, lossy="fp16", **{**spills, "device": slow})
+    virtual = vdnn.virtualize(net, sample=(batch,), budget="840000B", lossy="fp16", **{**spills, "device": slow})
     loss = virtual(batch).sum()
     name = flip_one_bit_of(EncodeOffload, virtual, tmp_path)
     with pytest.raises(TierFailed, match=rf"^'{name}': .* with other bits"):

@@ -13,7 +13,7 @@ from typing import Any
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.ir import Graph, Need, Op, Phase, Read, Role, Storage, Trait, Value
-from vdnn.plan import Decision, Plan, Problem
+from vdnn.plan import Decision, Drop, Encode, EncodeOffload, Keep, Offload, Plan, Problem, Recompute
 
 DEVICE, HOST, DISK = "device", "host", "disk"
 
@@ -294,3 +294,17 @@ def plan(
 
 def storage(graph: Graph, name: str) -> int:
     return next(position for position, storage in enumerate(graph.storages) if storage.name == name)
+
+
+def every_action() -> Plan:
+    """A chain on which each action is taken once; it need not hold."""
+    asked = problem(chain(8), seconds=0.1, workspace_nbytes=3, budget_nbytes=10_000, lossy="fp16")
+    actions = {
+        "a1": Keep(),
+        "a2": Recompute(2, 13),
+        "a3": Offload("disk", 3, 10, 12),
+        "a4": Encode("fp16", 50, 4, 11, 1e-3, 1 / 3),
+        "a5": EncodeOffload("fp16", 50, "host", 5, 6, 9, 10),
+        "a6": Drop(6),
+    }
+    return plan(asked, actions, reason='says "why" – in Unicode')

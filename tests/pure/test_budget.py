@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from vdnn.errors import InvalidInput
-from vdnn.plan.model.budget import parse_share, resolve_budget
+from vdnn.options import Options
+from vdnn.plan.model.budget import least_share, parse_share, resolve_budget
+from vdnn.units import MiB, Nbytes, parse_budget, parse_nbytes
 
 PEAK = 10_007
 
@@ -14,7 +16,9 @@ PEAK = 10_007
     ("budget", "nbytes"),
     [
         (None, None),
-        (4096, 4096),
+        (4096 * MiB, 4096 * MiB),
+        (Nbytes(4096), 4096),
+        ("4096B", 4096),
         ("4KiB", 4096),
         ("45%", 4503),
         (" 62.5 % ", 6254),
@@ -49,3 +53,30 @@ def test_what_has_no_percent_sign_is_no_share(budget: int | str | None) -> None:
 def test_an_amount_that_cannot_be_read_is_refused_with_the_units() -> None:
     with pytest.raises(ValueError, match="Units: B, KiB"):
         resolve_budget("a lot", PEAK)
+
+
+@pytest.mark.parametrize(
+    ("budget", "question"),
+    [(12, "12GiB"), ("12", "12GiB"), (" 2048 ", "2048GiB"), (4096, "4096MiB"), (MiB - 1, "1048575MiB"), ("0.5e", None)],
+)
+def test_a_number_alone_that_is_too_small_for_any_budget_is_asked_back(budget: int | str, question: str | None) -> None:
+    words = f"did you mean {question}\\? .*B' for that many bytes" if question else "cannot read"
+    with pytest.raises(InvalidInput, match=words):
+        resolve_budget(budget, PEAK)
+
+
+@pytest.mark.parametrize("budget", [0, "0", MiB, str(MiB), "12B", "12 b", Nbytes(12), "1.5KiB"])
+def test_an_amount_with_its_unit_is_taken_at_its_word(budget: int | str) -> None:
+    assert parse_budget(budget) == parse_nbytes(budget)
+
+
+@pytest.mark.parametrize("option", ["budget", "host_budget", "disk_budget"])
+def test_every_option_that_bounds_asks(option: str) -> None:
+    with pytest.raises(InvalidInput, match=r"a budget of 12 is 12 bytes: did you mean 12GiB\?"):
+        Options(**{option: 12})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("nbytes", "share"), [(1, "0.1%"), (4503, "45%"), (4504, "45.1%"), (PEAK, "100%"), (0, "0%")])
+def test_the_least_share_that_is_enough(nbytes: int, share: str) -> None:
+    assert least_share(nbytes, PEAK) == share
+    assert nbytes == 0 or (resolve_budget(share, PEAK) or 0) >= nbytes

@@ -21,11 +21,13 @@ import vdnn
 SOURCE = Path(vdnn.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-VOCABULARY = {"ir", "units", "errors", "environment", "torch_private"}
+VOCABULARY = {"ir", "units", "errors", "printable", "environment", "reading", "torch_private"}
 MAY_IMPORT = {
-    "ir": set(),
-    "units": set(),
-    "errors": set(),
+    "printable": set(),
+    "ir": {"printable"},
+    "units": {"errors"},
+    "errors": {"printable"},
+    "reading": {"printable", "errors", "units", "environment"},
     "environment": set(),
     "torch_private": set(),
     "hardware": VOCABULARY,
@@ -87,6 +89,8 @@ NEVER_TORCH = (
     "ir",
     "units",
     "errors",
+    "printable",
+    "reading",
     "known_ops",
     "plan",
     "papers",

@@ -11,7 +11,7 @@ the transfers that a step uses (`copies_beside_compute.py`).
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from mmap import PAGESIZE
 from time import perf_counter
@@ -82,13 +82,6 @@ class Measurements:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, fields: Mapping[str, Any]) -> Measurements:
-        made = {"disk": DiskSpeed, "write": BesideCompute, "read": BesideCompute}
-        parts = {name: kind(**fields[name]) for name, kind in made.items() if fields[name] is not None}
-        codecs = tuple(CodecSpeed(**codec) for codec in fields["codecs"])
-        return cls(**{**fields, **parts, "codecs": codecs})
 
 
 def measure_machine(directory: str | os.PathLike[str] | None = None, sizes: TrialSizes = THOROUGH) -> Measurements:

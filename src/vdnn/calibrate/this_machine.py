@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vdnn.calibrate.machine_speeds import QUICK, Measurements, hardware_from, measure_machine, with_disk
 from vdnn.environment import cache_dir, disk_dir
-from vdnn.errors import InvalidInput
+from vdnn.errors import InvalidFile, InvalidInput
 from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.machine import cpu_model, file_system_of, num_cores
+from vdnn.printable import printable
+from vdnn.reading.bounded_json import RECORD_NBYTES, json_in
+from vdnn.reading.fields import ByName, blamed, of
+from vdnn.reading.private_files import write_private
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.torch_private import torch_version, without_modes
 
@@ -29,8 +31,8 @@ log = logging.getLogger(__name__)
 
 _MACHINES_FILE = "machine-v3.json"  # a change in what is measured, or how, takes the next number
 
-MachinesJson = dict[str, Any]
-"""From a machine to its measurements, both as JSON."""
+_MACHINES = ByName(of(Measurements))
+"""From a machine to its measurements."""
 
 
 def this_machine(directory: str | None = None) -> Hardware:
@@ -43,21 +45,21 @@ def this_machine(directory: str | None = None) -> Hardware:
 def _remembered_or_measured(directory: str | None) -> Measurements:
     path = cache_dir() / _MACHINES_FILE
     machines, identity = _load(path), _identity(directory)
-    known = _parsed(machines, identity, path)
+    known = machines.get(identity)
     if known is None:
-        same = _same_but_for_disk(machines, path)
+        same = _same_but_for_disk(machines)
         found = _measure(directory) if same is None else _on_disk(same, directory)
     elif _is_better_measured_now(known, identity):
         found = _quieter(known, _measure(directory))
     else:
         found = known if known.disk is not None else _on_disk(known, directory)
     if found != known:
-        _save(path, {**_load(path), identity: found.to_json()})
+        _save(path, {**_load(path), identity: found})
     return found
 
 
-def _same_but_for_disk(machines: MachinesJson, path: Path) -> Measurements | None:
-    return next((_parsed(machines, name, path) for name in machines if name.startswith(_machine())), None)
+def _same_but_for_disk(machines: Mapping[str, Measurements]) -> Measurements | None:
+    return next((known for name, known in machines.items() if name.startswith(printable(_machine()))), None)
 
 
 def _is_better_measured_now(known: Measurements, identity: str) -> bool:
@@ -95,7 +97,7 @@ def _identity(directory: str | None) -> str:
         disk = file_system_of(disk_dir() if directory is None else directory)
     except OSError:
         disk = str(disk_dir() if directory is None else directory)
-    return f"{_machine()}{disk}"
+    return printable(f"{_machine()}{disk}")
 
 
 def _machine() -> str:
@@ -105,36 +107,24 @@ def _machine() -> str:
     return " | ".join(map(str, parts))
 
 
-def _load(path: Path) -> MachinesJson:
-    """Nothing when there is no such file, or it cannot be read."""
+def _load(path: Path) -> dict[str, Measurements]:
+    """Nothing when there is no such file, or it does not read as measurements that make a machine."""
     try:
-        saved = json.loads(path.read_text())
-        return saved if isinstance(saved, dict) else {}
+        machines = _MACHINES.read(json_in(path, RECORD_NBYTES), "")
+        for machine, measurements in machines.items():
+            with blamed(machine):
+                hardware_from(measurements)
+        return machines
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        log.info("measuring this machine again, %s cannot be read: %r", path, error)
+    except (OSError, InvalidFile) as error:
+        log.info("measuring this machine again, %s does not read as measurements: %s", path, error)
         return {}
 
 
-def _parsed(saved: MachinesJson, identity: str, path: Path) -> Measurements | None:
-    """None when this machine is not among them, or what is there does not read as measurements."""
-    if identity not in saved:
-        return None
+def _save(path: Path, machines: Mapping[str, Measurements]) -> None:
     try:
-        return Measurements.from_json(saved[identity])
-    except (ValueError, TypeError, KeyError) as error:
-        log.info("measuring this machine again, %s does not read as measurements: %r", path, error)
-        return None
-
-
-def _save(path: Path, machines: MachinesJson) -> None:
-    """Whole or not at all: a reader never sees half a file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=path.name, dir=path.parent)
-        with open(descriptor, "w") as file:
-            file.write(json.dumps(machines, indent=2))
-        os.replace(name, path)
+        known = {machine: measurements.to_json() for machine, measurements in machines.items()}
+        write_private(path, json.dumps(known, indent=2).encode())
     except OSError as error:
         log.info("this machine's speeds are not remembered: %s", error)

@@ -13,8 +13,7 @@ from contextlib import nullcontext, redirect_stdout
 from typing import Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
+from rich.text import Text
 
 from vdnn.cli.answer import Answer
 from vdnn.cli.arguments import with_output_options
@@ -28,6 +27,8 @@ from vdnn.cli.models import models
 from vdnn.cli.plan import plan
 from vdnn.cli.reproduce import reproduce
 from vdnn.cli.train import train
+from vdnn.printable import printable_lines
+from vdnn.report.text import console
 
 app = typer.Typer(
     name="vdnn",
@@ -108,8 +109,8 @@ def _show(answer: Any, as_json: bool) -> int:
     if as_json:
         print(json.dumps(answer.record, indent=2))
     else:
-        console = Console(highlight=False)
-        console.print(answer.view(console.width))
+        terminal = console()
+        terminal.print(answer.view(terminal.width))
     return answer.exit_code
 
 
@@ -117,4 +118,5 @@ def _show_error(message: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"error": message}, indent=2))
     else:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(f"[bold red]error:[/] {escape(message)}")
+        words = Text.assemble(("error:", "bold red"), " ", printable_lines(message))
+        console(stderr=True, soft_wrap=True).print(words)

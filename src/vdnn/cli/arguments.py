@@ -20,7 +20,7 @@ from vdnn.codecs import LOSSY_FORMATS
 from vdnn.options import COSTS, Options
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.optimizer_state import OPTIMIZERS
-from vdnn.units import parse_nbytes
+from vdnn.units import parse_budget
 
 LARGEST_INT64 = 2**63 - 1
 
@@ -58,19 +58,20 @@ def rate(words: str) -> float:
     return number
 
 
-def amount(words: str) -> int:
-    """An amount of memory in bytes."""
+def amount(words: str) -> str:
+    """An amount of memory; it stays as it was said."""
     try:
-        return parse_nbytes(words)
+        parse_budget(words)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    return words
 
 
 def budget(words: str) -> str:
     """An amount of memory, or a share of what keeping everything takes; it stays as it was said."""
     try:
         if parse_share(words) is None:
-            parse_nbytes(words)
+            parse_budget(words)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return words

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, replace
 from typing import Any, Unpack
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -19,8 +19,8 @@ from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.views.compared import SWEPT_STRATEGY, ComparedPlan, by_budget, by_strategy
 from vdnn.plan.views.plan_figures import Figures, figures, keep_all
-from vdnn.report.text import quiet_table, sections, title
-from vdnn.units import format_nbytes, format_seconds
+from vdnn.report.text import console, quiet_table, sections, title
+from vdnn.units import Nbytes, format_nbytes, format_seconds
 
 COLUMNS = (">within", ">peak", ">saved", ">average", ">step time", ">loss", ">moved", ">FLOP again")
 WIDE_ONLY = frozenset({">within", ">saved", ">average"})  # what only a wide terminal shows
@@ -47,8 +47,8 @@ def _solved(
     """The rows of both tables. Budgets are planned as `vdnn.virtualize` does, in other forms of the step too."""
     strategies: list[ComparedPlan] = []
     budgets: list[ComparedPlan] = []
-    within: Callable[[int], Plan] = lambda nbytes: captured.plan(budget=nbytes, strategy=SWEPT_STRATEGY)  # noqa: E731
-    with Console(stderr=True, quiet=not shows_progress).status("Planning") as status:
+    within: Callable[[int], Plan] = lambda n: captured.plan(budget=Nbytes(n), strategy=SWEPT_STRATEGY)  # noqa: E731
+    with console(stderr=True, quiet=not shows_progress).status("Planning") as status:
         for row in by_strategy(problem):
             status.update(f"Planning: {row.strategy} took {format_seconds(row.solve_s)}")
             strategies.append(row)

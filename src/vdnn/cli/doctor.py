@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 
 from vdnn.cli.answer import Answer
+from vdnn.report.text import console
 from vdnn.units import format_nbytes
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def doctor(directory: Directory = None, quick: Quick = False) -> Answer:
     from vdnn.report.pieces import versions
 
     where = directory if directory is not None else disk_dir()
-    with Console(stderr=True).status("Measuring this machine"):
+    with console(stderr=True).status("Measuring this machine"):
         measured = measure_machine(where, QUICK if quick else THOROUGH)
     record = {
         "schema": "vdnn.doctor",

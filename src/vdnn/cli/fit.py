@@ -16,8 +16,8 @@ from vdnn.cli.arguments import IMAGES, PLANNING, ImageOptions, ModelName, positi
 from vdnn.cli.failures import INTERRUPTED
 from vdnn.errors import InvalidInput
 from vdnn.options import Options, PlanOptions
-from vdnn.report.text import sections, title
-from vdnn.units import format_nbytes, format_seconds, parse_nbytes
+from vdnn.report.text import console, sections, title
+from vdnn.units import format_nbytes, format_seconds, parse_budget
 
 if TYPE_CHECKING:
     from vdnn.compile.fitting import Probe
@@ -58,7 +58,7 @@ def fit(
         workload = search.make(size, device="meta", **images)
         return planned(workload.step, workload.args, known, size)
 
-    probes, interrupted = _probed(search, probe, most or LARGEST, Console(stderr=True, highlight=False, quiet=as_json))
+    probes, interrupted = _probed(search, probe, most or LARGEST, console(stderr=True, quiet=as_json))
     found = FitResult(model, search, known, probes, interrupted, most or LARGEST, options.get("device") is None)
     return Answer(found.record(), lambda width: found.view(), INTERRUPTED if interrupted else 0)
 
@@ -98,7 +98,7 @@ def depths(model: str, batch: int) -> SizeSearch:
 
 
 def _probed(
-    search: SizeSearch, probe: Callable[[int], Probe], most: int, console: Console
+    search: SizeSearch, probe: Callable[[int], Probe], most: int, terminal: Console
 ) -> tuple[tuple[Probe, ...], bool]:
     """All probes, told as they come, and whether somebody stopped them. What was found by then is an answer too."""
     from vdnn.compile.fitting import largest_fitting
@@ -107,7 +107,7 @@ def _probed(
 
     def note(found: Probe) -> None:
         probes.append(found)
-        console.print(f"{search.words(found.size):<{search.columns}}  {outcome(found)}", soft_wrap=True)
+        terminal.print(f"{search.words(found.size):<{search.columns}}  {outcome(found)}", soft_wrap=True)
 
     try:
         largest_fitting(probe, smallest=search.smallest, largest=most, on_probe=note)
@@ -144,7 +144,7 @@ class FitResult:
     @property
     def budget_nbytes(self) -> int:
         assert self.options.budget is not None, "a search has a budget"
-        return parse_nbytes(self.options.budget)
+        return parse_budget(self.options.budget)
 
     def record(self) -> dict[str, Any]:
         return {

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from vdnn.cli.arguments import ImageOptions
@@ -19,6 +18,7 @@ from vdnn.options import Options
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.views.plan_figures import keep_all
+from vdnn.report.text import console
 
 if TYPE_CHECKING:
     from vdnn.compile.traced_step import TracedStep
@@ -113,15 +113,15 @@ def oracle_of(asked: Asked, plan: Plan) -> Plan:
 @contextmanager
 def measuring(enabled: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar for ops that are measured, which can take minutes the first time; on stderr, where somebody watches."""
-    console = Console(stderr=True)
+    watched = console(stderr=True)
     bar = Progress(
         TextColumn("measuring ops"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
-        console=console,
+        console=watched,
         transient=True,
-        disable=not (enabled and console.is_terminal),
+        disable=not (enabled and watched.is_terminal),
     )
     with bar:
         task = bar.add_task("", total=None, visible=False)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -17,6 +17,7 @@ from rich.text import Text
 from vdnn.cli.answer import Answer
 from vdnn.cli.arguments import one_of
 from vdnn.papers.paper_table import Certainty, PaperRow, Table
+from vdnn.report.text import console
 
 PAPERS = {
     "vdnn": "vDNN: Rhu et al., MICRO 2016",
@@ -52,7 +53,7 @@ def reproduce(papers: Papers = None, quick: Quick = False) -> Answer:
     """
     found: list[tuple[str, tuple[Table, ...]]] = []
     began = time.monotonic()
-    with Console(stderr=True).status("Planning the papers' networks") as status:
+    with console(stderr=True).status("Planning the papers' networks") as status:
         for paper in papers or PAPERS:
             status.update(f"{PAPERS[paper]}")
             found.append((paper, tuple(_tables(paper, quick))))
@@ -122,7 +123,7 @@ def _grid(table: Table, width: int) -> RichTable:
         grid.add_column(head, justify=justify, style="" if position < num_ours else "cyan", width=widths[position])
     for line, before in zip(lines, [[""], *lines], strict=False):
         repeats = line[0] == before[0] and num_names > 1
-        grid.add_row("" if repeats else escape(line[0]), *map(escape, line[1:]))
+        grid.add_row("" if repeats else line[0], *line[1:])
     return grid
 
 

@@ -9,7 +9,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
@@ -21,7 +21,7 @@ from vdnn.options import RunOptions
 from vdnn.plan.model.optimizer_state import OPTIMIZERS
 from vdnn.plan.strategy_table import strategy_named
 from vdnn.report.record import Report
-from vdnn.report.text import report_view
+from vdnn.report.text import console, report_view
 from vdnn.units import format_seconds
 
 if TYPE_CHECKING:
@@ -100,15 +100,15 @@ def _always_rounds(strategy: str | None) -> bool:
 
 def _progress(enabled: bool) -> Progress:
     """On stderr, so that a pipe carries only the result, and only where somebody watches it."""
-    console = Console(stderr=True)
+    watched = console(stderr=True)
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[loss]}"),
         TimeElapsedColumn(),
-        console=console,
-        disable=not (enabled and console.is_terminal),
+        console=watched,
+        disable=not (enabled and watched.is_terminal),
     )
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vdnn.models import Workload
 from vdnn.plan.model.optimizer_state import OPTIMIZERS
+from vdnn.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,8 @@ class Trainee:
         state: dict[str, Tensor] = {f"parameter {name}": parameter for name, parameter in self.model.named_parameters()}
         state |= {f"buffer {name}": buffer for name, buffer in self.model.named_buffers()}
         grads = ((name, parameter.grad) for name, parameter in self.model.named_parameters())
-        return state | {f"gradient of {name}": grad for name, grad in grads if grad is not None}
+        state |= {f"gradient of {name}": grad for name, grad in grads if grad is not None}
+        return {printable(name): tensor for name, tensor in state.items()}
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float) -> torch.optim.Optimizer:

@@ -27,7 +27,7 @@ from vdnn.plan.model.optimizer_state import STEP_NBYTES, optimizer_named
 from vdnn.report.eager_part import EagerPart
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import tree_leaves
-from vdnn.units import parse_nbytes
+from vdnn.units import parse_budget
 
 log = logging.getLogger("vdnn")
 
@@ -51,7 +51,7 @@ class EagerFallback:
         self._asked = str(options.budget)
         share = parse_share(options.budget)
         self._cache = TensorCache(
-            0 if share is not None else parse_nbytes(options.budget),
+            0 if share is not None else parse_budget(options.budget),
             [tier.name for tier in options.hardware.tiers[1:]],
             transfers,
             share=share,

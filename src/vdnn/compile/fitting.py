@@ -18,7 +18,7 @@ from vdnn.compile.planned_step import plan_of
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.options import Options, PlanOptions, check_names
 from vdnn.plan.model.budget import parse_share
-from vdnn.units import format_nbytes
+from vdnn.units import Nbytes, format_nbytes
 
 LARGEST = 2**24
 """No probe is larger unless told: 16 million samples in one step are no training run, and a search has to end."""
@@ -82,7 +82,8 @@ def fitting_options(**asked: Unpack[PlanOptions]) -> Options:
     hardware = options.hardware
     if budget is None and hardware.device.nbytes is None:
         raise InvalidInput(f"{hardware.name} does not say how much memory it has: name a budget such as '12GiB'")
-    return replace(options, budget=hardware.device.nbytes if budget is None else budget).on_known_hardware()
+    whole = Nbytes(hardware.device.nbytes or 0)
+    return replace(options, budget=whole if budget is None else budget).on_known_hardware()
 
 
 def planned(model: Callable[..., Any], args: Any, options: Options, size: int) -> Probe:
@@ -129,5 +130,5 @@ def _nothing_fits(probe: Probe) -> Infeasible:
     return Infeasible(
         f"the smallest size, {probe.size}, does not fit: {probe.why_not}\n"
         f"Raise the budget to at least {needed}, choose another strategy, or make the model smaller.",
-        minimum_nbytes=probe.minimum_nbytes,
+        minimum_nbytes=Nbytes(probe.minimum_nbytes),
     )

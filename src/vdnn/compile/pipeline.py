@@ -41,7 +41,7 @@ from vdnn.rewrite.halves import cut
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
-from vdnn.units import format_nbytes
+from vdnn.units import Nbytes, format_nbytes
 
 log = logging.getLogger("vdnn")
 
@@ -92,8 +92,9 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
     around = step.surroundings.joined(Surroundings(options.in_flight))
-    budget_nbytes = resolve_budget(options.budget, account_nbytes(solve(problem, "keep-all"), around))
-    asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around)
+    kept_nbytes = account_nbytes(solve(problem, "keep-all"), around)
+    budget_nbytes = resolve_budget(options.budget, kept_nbytes)
+    asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
 
 
@@ -103,9 +104,11 @@ def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iter
     peak."""
     if options.plan is None and (options.budget is None or not strategy_named(options.chosen_strategy).tries_forms):
         return
-    outline = replace(options, budget=traced.problem.budget_nbytes, costs="roofline")
+    known = traced.problem.budget_nbytes
+    outline = replace(options, budget=None if known is None else Nbytes(known), costs="roofline")
     wanted = None if options.plan is None else opened(options.plan).problem.form
     for form in forms(step.joint, step.num_forward_outputs, exact=options.exact, plain=step.plain_inputs):
         if wanted in (None, form.name):
             described = describe_step(replace(step, joint=form.make()), outline)
-            yield replace(described, problem=replace(described.problem, form=form.name), traced=traced)
+            problem = replace(described.problem, form=form.name, kept_nbytes=traced.problem.kept_nbytes)
+            yield replace(described, problem=problem, traced=traced)

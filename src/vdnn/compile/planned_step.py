@@ -20,6 +20,7 @@ from vdnn.compile.traced_step import TracedStep
 from vdnn.options import Options
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
+from vdnn.printable import printable
 
 
 def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:
@@ -46,6 +47,6 @@ def captured_step(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
 
 
 def name_of(model: Any) -> str:
-    if isinstance(model, nn.Module):
-        return type(model).__name__
-    return getattr(model, "__name__", type(model).__name__)
+    """What people call it, as it may be shown."""
+    named = type(model) if isinstance(model, nn.Module) else model
+    return printable(getattr(named, "__name__", type(model).__name__))

@@ -12,14 +12,16 @@ def cannot_stay_within(
     """`saved_nbytes` of the live bytes are saved for backward and could not leave: somebody else holds them too, or the
     slower tiers are `full`."""
     why = "with no room elsewhere" if full else "held elsewhere too, by variables or a running op"
-    least = format_nbytes(live_nbytes + need_nbytes)
+    least_nbytes = live_nbytes + need_nbytes
+    share = f", {least_nbytes / budget_nbytes:.1%} of what was asked" if budget_nbytes else ""
+    least = f"{format_nbytes(least_nbytes)} ({least_nbytes} bytes{share})"
     return (
         f"the tensor cache cannot stay within {format_nbytes(budget_nbytes)}: the next op makes"
         f" {format_nbytes(need_nbytes)}, and what cannot leave takes {format_nbytes(live_nbytes)}.\n"
         f"    {format_nbytes(saved_nbytes)}  saved for backward and {why}\n"
         f"    {format_nbytes(live_nbytes - saved_nbytes)}  not saved: parameters, gradients, optimizer state, inputs,"
         " results that are passing through\n"
-        f"Raise the budget to at least {least} (later ops may need more), shrink the batch, or let go of tensors that"
+        f"Raise the budget to at least {least}, later ops may need more; shrink the batch, or let go of tensors that"
         ' are not needed. over_budget="warn" goes on without a bound.' + (f"\n{full}" if full else "")
     )
 

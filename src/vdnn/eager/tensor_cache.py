@@ -48,6 +48,7 @@ from vdnn.eager.use_order import Follower
 from vdnn.errors import Infeasible
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import is_in_backward, push_mode, without_torch_dispatch
+from vdnn.units import Nbytes
 
 MIN_MOVED_NBYTES = 4096  # a page, which is what disks move; torchtitan's offloading has the same bound
 WATCHED_FIRST = 2  # the second step has the optimizer state and the gradients that the first one left
@@ -293,7 +294,7 @@ class TensorCache:
 
     def _say(self, words: str, least_nbytes: int) -> None:
         if self._over_budget == "raise":
-            raise Infeasible(words, minimum_nbytes=max(least_nbytes, self._live.peak_nbytes))
+            raise Infeasible(words, minimum_nbytes=Nbytes(max(least_nbytes, self._live.peak_nbytes)))
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(words, stacklevel=2)

@@ -36,9 +36,11 @@ class Link:
     drag: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.bandwidth_bytes_per_s <= 0:
+        if not self.bandwidth_bytes_per_s > 0:
             raise ValueError(f"link {self.name} needs a positive bandwidth, not {self.bandwidth_bytes_per_s}")
-        if self.drag < 0:
+        if not self.latency_s >= 0:
+            raise ValueError(f"link {self.name}: a copy cannot end before it begins, its latency is {self.latency_s} s")
+        if not self.drag >= 0:
             raise ValueError(f"link {self.name}: a copy cannot speed compute up, its drag is {self.drag}")
 
     @property
@@ -59,6 +61,11 @@ class CodecSpeed:
     decode_bytes_per_s: float
     encode_call_s: float = 0.0
     decode_call_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.encode_bytes_per_s > 0 and self.decode_bytes_per_s > 0):
+            speeds = (self.encode_bytes_per_s, self.decode_bytes_per_s)
+            raise ValueError(f"codec {self.name!r} needs positive speeds, not {speeds}")
 
     def seconds(self, nbytes: int) -> tuple[float, float]:
         """To encode and to decode."""
@@ -83,6 +90,9 @@ class Hardware:
     def __post_init__(self) -> None:
         if not self.tiers:
             raise ValueError(f"hardware {self.name!r} needs at least the device tier")
+        if not (self.flops_per_s > 0 and self.memory_bandwidth_bytes_per_s > 0):
+            speeds = (self.flops_per_s, self.memory_bandwidth_bytes_per_s)
+            raise ValueError(f"hardware {self.name!r} needs a positive speed and bandwidth, not {speeds}")
         names = [tier.name for tier in self.tiers]
         if len(set(names)) != len(names):
             raise ValueError(f"hardware {self.name!r} names a tier twice: {names}")

@@ -15,7 +15,7 @@ from vdnn.plan.judge.schedule import Instruction, schedule
 from vdnn.plan.judge.simulate import simulate
 from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.timeline import Timeline
-from vdnn.units import format_nbytes, format_seconds
+from vdnn.units import Nbytes, format_nbytes, format_seconds
 
 
 class Plan(PlanData):
@@ -36,8 +36,8 @@ class Plan(PlanData):
         return simulate(self, self.program)
 
     @property
-    def peak_nbytes(self) -> int:
-        return self.timeline.peak_nbytes
+    def peak_nbytes(self) -> Nbytes:
+        return Nbytes(self.timeline.peak_nbytes)
 
     @property
     def step_time_s(self) -> float:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from vdnn.reading.fields import Text, read_as
 from vdnn.units import format_nbytes, format_seconds
 
 
@@ -13,7 +14,7 @@ class EagerPart:
     None: the budget was given in bytes."""
 
     name: str
-    reason: str
+    reason: str = field(metadata=read_as(Text(has_lines=True)))
     budget: str
     budget_nbytes: int
     everything_nbytes: int | None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
@@ -31,12 +32,18 @@ LAYER_NUMBERS = 48  # what storages, bytes, share, bar and gaps take of a line
 BAND_STYLES = dict(zip(SHADES.values(), ("cyan", "green", "yellow"), strict=True))
 
 
+def console(**options: Any) -> Console:
+    """The one kind of console that vdnn writes to: brackets and colons in a name are brackets and colons, not markup.
+    What else may be in a name has been taken care of (`printable.py`)."""
+    return Console(markup=False, emoji=False, highlight=False, **options)
+
+
 def as_text(renderable: RenderableType, width: int = PLAIN_WIDTH) -> str:
     """The renderable as a plain string, no colour, no trailing blanks."""
-    console = Console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
-    console.print(renderable)
-    assert isinstance(console.file, io.StringIO)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().strip("\n").splitlines())
+    plain = console(file=io.StringIO(), width=width, color_system=None, force_terminal=False)
+    plain.print(renderable)
+    assert isinstance(plain.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in plain.file.getvalue().strip("\n").splitlines())
 
 
 def report_view(report: ReportData) -> RenderableType:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import torch
@@ -77,7 +78,9 @@ def _difference(names: Sequence[str], found: Sequence[Any], expected: Sequence[A
 
 
 def _relative(off: float, size: float) -> float:
-    return 0.0 if off == 0 else float((off / size) ** 0.5) if size > 0 else float("inf")
+    """Infinite where there is nothing to compare with, or what there is is not a number."""
+    error = 0.0 if off == 0 else (off / size) ** 0.5 if size > 0 else inf
+    return error if error >= 0 else inf
 
 
 def _overwritten(graph: Graph) -> frozenset[int]:

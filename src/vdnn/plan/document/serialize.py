@@ -4,28 +4,51 @@ Enters: a plan, or a file that claims to hold one. Leaves: a dict of plain JSON 
 carries its whole problem, so a file can be mailed to a colleague and re-checked there; `graph_json.py` writes its
 largest part, the graph. The versions of vdnn and torch that made the plan are in the file too.
 
-A file of another schema, another version or with broken contents raises `ForeignPlan`; nothing is guessed.
+A file of another schema or version, or with a field that holds something else than it should, raises `InvalidFile`
+with the name of the field; nothing is guessed, and nothing that is read is larger or deeper than a plan can be.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import astuple, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.errors import ForeignPlan
+from vdnn.errors import InvalidFile
 from vdnn.hardware.device import CodecSpeed, Hardware, Link, Tier
-from vdnn.plan.document.graph_json import Json, Words, graph_from_json, graph_to_json, table
+from vdnn.plan.document.graph_json import Json, Word, Words, graph_from_json, graph_kind, graph_to_json, table
 from vdnn.plan.document.versions import made_with
 from vdnn.plan.model.actions import ACTIONS, Action, Decision
 from vdnn.plan.model.plan_data import PlanData
 from vdnn.plan.model.problem import DENSITY, Problem
+from vdnn.reading.bounded_json import PLAN_NBYTES, json_in
+from vdnn.reading.fields import (
+    LARGEST_WHOLE,
+    ByName,
+    Listed,
+    Made,
+    Maybe,
+    Number,
+    OneOf,
+    Record,
+    Row,
+    Table,
+    Text,
+    Truth,
+    Whole,
+    blamed,
+    brief,
+    of,
+    row_of,
+    unfit,
+)
 
 SCHEMA = "vdnn.plan"
 VERSION = 1
+COST_COLUMNS = ("seconds", "workspace_nbytes", "source")
 
 
 def to_json(plan: PlanData) -> Json:
@@ -39,7 +62,7 @@ def to_json(plan: PlanData) -> Json:
         "hardware": hardware_to_json(plan.problem.hardware),
         "graph": graph_to_json(plan.problem.graph, words),
         "costs": table(
-            ("seconds", "workspace_nbytes", "source"),
+            COST_COLUMNS,
             ([cost.seconds, cost.workspace_nbytes, words.number(cost.source)] for cost in plan.problem.costs.ops),
         ),
     }
@@ -64,31 +87,83 @@ def to_json(plan: PlanData) -> Json:
     return {"schema": SCHEMA, "version": VERSION, **body, "words": words.known()}
 
 
-def data_from_json(document: Json) -> PlanData:
-    """What `to_json` wrote; ForeignPlan when the document is not one."""
+def data_from_json(document: Any) -> PlanData:
+    """What `to_json` wrote; InvalidFile when the document is not one."""
     _require_ours(document)
     try:
-        word: Callable[[int], str] = document["words"].__getitem__
-        offered = {moment: _costs(rows, word) for moment, rows in document.get("offered_variants", ())}
-        problem = Problem(
-            graph_from_json(document["graph"], word),
-            CostTable(_costs(document["costs"]["rows"], word)),
-            _hardware_from_json(document["hardware"]),
-            document["budget_nbytes"],
-            offered,
-            document.get("lossy"),
-            document.get("density", DENSITY),
-            document.get("form", ""),
-        )
-        decisions = tuple(decision_from_json(d) for d in document["decisions"])
-        chosen = dict(document.get("variants", ()))
-        note, bound_s, made = document.get("note", ""), document.get("bound_s"), dict(document.get("made_with", {}))
-        return PlanData(problem, document["strategy"], decisions, chosen, note, bound_s, made)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as broken:
-        raise ForeignPlan(
-            f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken"
-            f" ({type(broken).__name__}: {broken}). Save the plan again, or make a new one with `vdnn plan`."
+        return _plan_data(_plan_kind(Listed(Text()).read(document.get("words"), "words")).read(document, ""))
+    except InvalidFile as broken:
+        raise InvalidFile(
+            f"this says it is a {SCHEMA} of version {VERSION}, but its contents are broken: {broken}."
+            " Save the plan again, or make a new one with `vdnn plan`.",
+            field=broken.field,
         ) from broken
+
+
+def _plan_kind(words: tuple[str, ...]) -> Record:
+    """What the document of a plan holds."""
+    word, cost = Word(words), (Number(0), Whole(0), Word(words))
+    return Record(
+        {
+            "schema": Text(),
+            "version": Whole(0),
+            "words": Listed(Text()),
+            "made_with": ByName(Text()),
+            "strategy": Text(),
+            "budget_nbytes": Maybe(Whole(0)),
+            "decisions": Listed(DECISION),
+            "hardware": _HARDWARE,
+            "graph": graph_kind(words),
+            "costs": Table(dict(zip(COST_COLUMNS, cost, strict=True))),
+        },
+        {
+            "offered_variants": Listed(Row((Whole(0), Listed(Made(OpCost, Row(cost, (word, Truth()))))))),
+            "variants": Listed(Row((Whole(0), Whole(0)))),
+            "lossy": Text(),
+            "density": Number(0, 1),
+            "form": Text(),
+            "note": Text(has_lines=True),
+            "bound_s": Number(0),
+        },
+    )
+
+
+def _plan_data(read: Json) -> PlanData:
+    graph = graph_from_json(read["graph"])
+    with blamed("costs"):
+        costs = CostTable(tuple(OpCost(*row) for row in read["costs"]))
+    with blamed("the problem"):
+        problem = Problem(
+            graph,
+            costs,
+            read["hardware"],
+            read["budget_nbytes"],
+            dict(read.get("offered_variants", ())),
+            read.get("lossy"),
+            read.get("density", DENSITY),
+            read.get("form", ""),
+        )
+    _require_countable(problem, read["decisions"])
+    chosen = dict(read.get("variants", ()))
+    _require_offered(problem, chosen)
+    note, bound_s, made = read.get("note", ""), read.get("bound_s"), read["made_with"]
+    return PlanData(problem, read["strategy"], read["decisions"], chosen, note, bound_s, made)
+
+
+def _require_offered(problem: Problem, chosen: Mapping[int, int]) -> None:
+    for moment, position in chosen.items():
+        if position >= len(problem.variants.get(moment, ())):
+            unfit("variants", "a choice among offered_variants", f"{position} of op {moment}")
+
+
+def _require_countable(problem: Problem, decisions: Sequence[Decision]) -> None:
+    """All bytes together are a number that the simulator can hold."""
+    offered = (cost for costs in problem.variants.values() for cost in costs)
+    nbytes = sum(storage.nbytes for storage in problem.graph.storages)
+    nbytes += sum(cost.workspace_nbytes for cost in (*problem.costs.ops, *offered))
+    nbytes += sum(getattr(decision.action, "nbytes", 0) for decision in decisions)
+    if nbytes > LARGEST_WHOLE:
+        raise InvalidFile(f"graph.storages, costs and decisions are {nbytes} bytes together", field="graph.storages")
 
 
 def save(plan: PlanData, path: str | Path) -> Path:
@@ -101,25 +176,25 @@ def save(plan: PlanData, path: str | Path) -> Path:
 def data_in(path: str | Path) -> PlanData:
     """What `save` wrote to `path`."""
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as broken:  # both not JSON and not UTF-8
-        raise ForeignPlan(
-            f"{path} does not hold a plan: it is not JSON ({broken}). Plans are written by `plan.save(path)`."
-        ) from broken
+        document = json_in(path, PLAN_NBYTES)
+    except InvalidFile as broken:
+        raise InvalidFile(f"{path} does not hold a plan: {broken}. Plans are written by `plan.save(path)`.") from broken
     return data_from_json(document)
 
 
 def _require_ours(document: Any) -> None:
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         found = document.get("schema") if isinstance(document, dict) else type(document).__name__
-        raise ForeignPlan(
-            f"this is not a saved plan: its schema is {found!r}, a plan's is {SCHEMA!r}."
-            " Plans are written by `plan.save(path)`."
+        raise InvalidFile(
+            f"this is not a saved plan: its schema is {brief(found)}, a plan's is {SCHEMA!r}."
+            " Plans are written by `plan.save(path)`.",
+            field="schema",
         )
     if document.get("version") != VERSION:
-        raise ForeignPlan(
-            f"this plan has version {document.get('version')!r} of {SCHEMA}; this vdnn reads version {VERSION}."
-            " Make the plan again with this vdnn, or read it with the one that wrote it."
+        raise InvalidFile(
+            f"this plan has version {brief(document.get('version'))} of {SCHEMA}; this vdnn reads version {VERSION}."
+            " Make the plan again with this vdnn, or read it with the one that wrote it.",
+            field="version",
         )
 
 
@@ -127,16 +202,6 @@ def _cost_to_json(cost: OpCost, words: Words) -> list[Any]:
     """The name of the variant, and whether it is exact, only where there is a name."""
     row = [cost.seconds, cost.workspace_nbytes, words.number(cost.source)]
     return [*row, words.number(cost.variant), cost.exact] if cost.variant else row
-
-
-def _costs(rows: Any, word: Callable[[int], str]) -> tuple[OpCost, ...]:
-    return tuple(_cost_from_json(word, *row) for row in rows)
-
-
-def _cost_from_json(
-    word: Callable[[int], str], seconds: float, nbytes: int, source: int, variant: int | None = None, exact: bool = True
-) -> OpCost:
-    return OpCost(seconds, nbytes, word(source), "" if variant is None else word(variant), exact)
 
 
 def hardware_to_json(hardware: Hardware) -> Json:
@@ -157,17 +222,21 @@ def _link_to_json(link: Link) -> list[Any]:
     return [*row, link.drag] if link.drag else row
 
 
-def _hardware_from_json(document: Json) -> Hardware:
-    return Hardware(
-        name=document["name"],
-        flops_per_s=document["flops_per_s"],
-        memory_bandwidth_bytes_per_s=document["memory_bandwidth_bytes_per_s"],
-        tiers=tuple(Tier(*row) for row in document["tiers"]),
-        links=tuple(Link(*row) for row in document["links"]),
-        launch_s=document["launch_s"],
-        sources=tuple((what, where) for what, where in document["sources"]),
-        codecs=tuple(CodecSpeed(*row) for row in document.get("codecs", ())),
-    )
+_HARDWARE = Made(
+    Hardware,
+    Record(
+        {
+            "name": Text(),
+            "flops_per_s": Number(0),
+            "memory_bandwidth_bytes_per_s": Number(0),
+            "tiers": Listed(row_of(Tier)),
+            "links": Listed(row_of(Link)),
+            "launch_s": Number(0),
+            "sources": Listed(Row((Text(), Text()))),
+        },
+        {"codecs": Listed(row_of(CodecSpeed))},
+    ),
+)
 
 
 def decision_to_json(decision: Decision) -> Json:
@@ -179,6 +248,17 @@ def _action_to_json(action: Action) -> Json:
     return {"kind": action.kind} | {name: list(v) if isinstance(v, tuple) else v for name, v in columns.items()}
 
 
-def decision_from_json(document: Json) -> Decision:
-    action: Json = {name: tuple(v) if isinstance(v, list) else v for name, v in document["action"].items()}
-    return Decision(document["storage"], ACTIONS[action.pop("kind")](**action), document["reason"])
+@dataclass(frozen=True, slots=True)
+class _ActionKind:
+    """An object with the kind of an action, and that action's fields."""
+
+    def read(self, value: Any, where: str) -> Action:
+        if type(value) is not dict:
+            unfit(where, "an object", value)
+        action = OneOf(ACTIONS).read(value.get("kind"), f"{where}.kind")
+        read: Action = of(action).read({name: part for name, part in value.items() if name != "kind"}, where)
+        return read
+
+
+DECISION = Made(Decision, Record({"storage": Whole(0), "action": _ActionKind(), "reason": Text(has_lines=True)}))
+"""What `decision_to_json` writes."""

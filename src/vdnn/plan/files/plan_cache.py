@@ -6,8 +6,8 @@ are the key, with the tiers' sizes and the planner's own code; of a plan only it
 the one that asks. Speeds that were measured stay out of the key, because they differ from process to process and would
 make every plan a new one; a plan found again is then priced with the new ones. Speeds that are constants are in it.
 
-One compressed file per plan, written whole or not at all. It is a cache: what is stale, broken or cannot be read or
-written costs a line in the log and the time to plan, never an error.
+One compressed file per plan, written whole or not at all, and read within the bounds of a plan. It is a cache: what is
+stale, broken or cannot be read or written costs a line in the log and the time to plan, never an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
-import zlib
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
@@ -27,15 +25,19 @@ from pathlib import Path
 from typing import Any
 
 from vdnn.environment import cache_dir, remembers_plans
+from vdnn.errors import VdnnError
 from vdnn.hardware.device import Hardware
 from vdnn.hardware.observed_links import OBSERVED
-from vdnn.plan.document.serialize import decision_from_json, decision_to_json, hardware_to_json
+from vdnn.plan.document.serialize import DECISION, decision_to_json, hardware_to_json
 from vdnn.plan.document.versions import made_with
 from vdnn.plan.files.digest import graph_digest
 from vdnn.plan.files.saved import chosen_forms, offered_again
 from vdnn.plan.judge.validate import check
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
+from vdnn.reading.bounded_json import PLAN_NBYTES, json_in
+from vdnn.reading.fields import Listed, Maybe, Number, Record, Row, Text, Whole, blamed
+from vdnn.reading.private_files import write_private
 from vdnn.units import MiB
 
 log = logging.getLogger(__name__)
@@ -59,12 +61,12 @@ class PlanCache:
             return None
         path = self._path(problem, strategy)
         try:
-            plan = check(_rebuilt(json.loads(gzip.decompress(path.read_bytes())), problem))
+            plan = check(_rebuilt(json_in(path, PLAN_NBYTES, is_compressed=True), problem))
             with suppress(OSError):  # a cache that others own may be read all the same
                 os.utime(path)  # used now: among the last to go
         except FileNotFoundError:
             return None
-        except (OSError, EOFError, zlib.error, ValueError, TypeError, LookupError, AttributeError) as error:
+        except (OSError, VdnnError) as error:
             log.info("planning again, the plan in %s cannot be used: %r", path, error)
             return None
         return plan
@@ -77,7 +79,7 @@ class PlanCache:
         path = self._path(problem or plan.problem, strategy or plan.strategy)
         body = gzip.compress(json.dumps(_kept(plan), separators=(",", ":")).encode(), _COMPRESSION)
         try:
-            _write(path, body)
+            write_private(path, body)
             _bound(self.directory, LIMIT_NBYTES)
         except OSError as error:
             log.info("the plan is not kept in %s: %s", self.directory, error)
@@ -162,26 +164,31 @@ def _kept(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _rebuilt(kept: dict[str, Any], problem: Problem) -> Plan:
+def _kept_kind(problem: Problem) -> Record:
+    """What `_kept` writes of a plan for such a problem."""
+    form = Row((Whole(0, len(problem.graph) - 1), Text()))
+    return Record(
+        {
+            "strategy": Text(),
+            "decisions": Listed(DECISION),
+            "forms": Listed(form),
+            "lossy": Maybe(Text()),
+            "density": Number(0, 1),
+            "note": Text(has_lines=True),
+            "bound_s": Maybe(Number(0)),
+            "prices": Text(),
+        }
+    )
+
+
+def _rebuilt(document: Any, problem: Problem) -> Plan:
     """The plan for the problem that asks. A bound on its time holds only under the prices it was found with."""
-    asked = replace(problem, lossy=kept["lossy"], density=kept["density"])
-    decisions = tuple(decision_from_json(decision) for decision in kept["decisions"])
+    kept = _kept_kind(problem).read(document, "")
+    with blamed("lossy and density"):
+        asked = replace(problem, lossy=kept["lossy"], density=kept["density"])
     forms = offered_again(dict(kept["forms"]), asked)
     bound_s = kept["bound_s"] if kept["prices"] == prices_digest(asked) else None
-    return Plan(asked, kept["strategy"], decisions, forms, kept["note"], bound_s)
-
-
-def _write(path: Path, body: bytes) -> None:
-    """Whole or not at all: a reader never sees half a plan."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix="writing-", dir=path.parent)
-    try:
-        with open(descriptor, "wb") as file:
-            file.write(body)
-        os.replace(name, path)
-    except OSError:
-        os.unlink(name)
-        raise
+    return Plan(asked, kept["strategy"], kept["decisions"], forms, kept["note"], bound_s)
 
 
 def _bound(directory: Path, limit_nbytes: int) -> None:

@@ -25,7 +25,7 @@ MOST_NAMED = 5  # differences that a person reads; a changed batch changes nearl
 
 
 def from_json(document: Json) -> Plan:
-    """The plan that `to_json` wrote; ForeignPlan when the document is not one."""
+    """The plan that `to_json` wrote; InvalidFile when the document is not one."""
     return Plan.of(data_from_json(document))
 
 
@@ -63,6 +63,10 @@ def fitting_plan(saved: Plan, problem: Problem) -> Plan:
         lossy=saved.problem.lossy,
         density=saved.problem.density,
     )
+    unused = [d.storage for d in saved.decisions if d.storage not in found.storages]
+    if unused:
+        reasons = [f"it decides about storage {storage}, which no op of it uses" for storage in dict.fromkeys(unused)]
+        raise ForeignPlan(_refusal(saved, f"does not hold for {problem.graph.name}", reasons))
     decisions = tuple(replace(d, storage=found.storages[d.storage]) for d in saved.decisions)
     plan = Plan(asked, saved.strategy, decisions, offered_again(chosen_forms(saved), asked), saved.note)
     broken = violations(plan)

@@ -9,7 +9,7 @@ whole on the device now.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, pairwise
+from itertools import pairwise
 from typing import TypeVar
 
 from vdnn.codecs import CODECS, Codec, codec_for
@@ -163,11 +163,13 @@ def _overlaps(plan: PlanData) -> Iterator[str]:
         if not isinstance(decision.action, Keep):
             by_storage.setdefault(decision.storage, []).append(decision)
     for decisions in by_storage.values():
-        for one, other in combinations(decisions, 2):
-            (leave, back), (other_leave, other_back) = sorted((_gap(plan, one.action), _gap(plan, other.action)))
-            if other_leave < back:
-                gaps = f"after {leave} to before {back}, and after {other_leave} to before {other_back}"
-                yield f"{_who(plan, one)}: two of its gaps overlap: {gaps}"
+        gaps = sorted((*_gap(plan, decision.action), position) for position, decision in enumerate(decisions))
+        latest = gaps[0]  # among those before: a gap overlaps one of them where it overlaps the one that ends last
+        for gap in gaps[1:]:
+            if gap[0] < latest[1]:
+                words = f"after {latest[0]} to before {latest[1]}, and after {gap[0]} to before {gap[1]}"
+                yield f"{_who(plan, decisions[latest[2]])}: two of its gaps overlap: {words}"
+            latest = max(latest, gap, key=lambda one: one[1])
 
 
 def _gap(plan: PlanData, action: Action) -> tuple[int, int]:

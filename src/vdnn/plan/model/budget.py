@@ -1,8 +1,8 @@
 """A budget as people say it, as bytes.
 
 Enters: 12884901888, "12GiB", "45%" or None, and the peak of a step that keeps everything. Leaves: bytes, or None for no
-bound. A share is one of the keep-all peak, so "45%" means the same thing for every model; more than "100%" is allowed
-and bounds nothing that keep-all would not meet.
+bound; 12 alone is asked back (`units.py`). A share is one of the keep-all peak, so "45%" means the same thing for every
+model; more than "100%" is allowed and bounds nothing that keep-all would not meet.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from fractions import Fraction
 
 from vdnn.errors import InvalidInput
-from vdnn.units import parse_nbytes
+from vdnn.units import parse_budget
 
 _SHARE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
@@ -21,7 +21,7 @@ def resolve_budget(budget: int | str | None, keep_all_peak_nbytes: int) -> int |
     if budget is None:
         return None
     share = parse_share(budget)
-    return parse_nbytes(budget) if share is None else int(share * keep_all_peak_nbytes)
+    return parse_budget(budget) if share is None else int(share * keep_all_peak_nbytes)
 
 
 def parse_share(budget: int | str | None) -> Fraction | None:
@@ -38,3 +38,9 @@ def parse_share(budget: int | str | None) -> Fraction | None:
     if share == 0:
         raise InvalidInput(f"a budget of {budget!r} leaves no byte to train in: write a share above 0%, as in '45%'.")
     return share
+
+
+def least_share(nbytes: int, keep_all_peak_nbytes: int) -> str:
+    """The smallest share, in tenths of a per cent, that is enough for so many bytes: `"41.8%"`, as a budget is said."""
+    tenths = -(-1000 * nbytes // max(keep_all_peak_nbytes, 1))
+    return f"{tenths // 10}.{tenths % 10}%" if tenths % 10 else f"{tenths // 10}%"

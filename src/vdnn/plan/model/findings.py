@@ -5,18 +5,21 @@ Enters: measurements of the runtime. Leaves: frozen values for the report.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from vdnn.reading.fields import Maybe, Number, Text, read_as
 
 
 @dataclass(frozen=True, slots=True)
 class GradientError:
     """How far a lossy step's gradients are from the exact ones: |lossy - exact| / |exact| over all of them as one
-    vector, and of the one that is furthest off. None where it was not measured; `note` says why."""
+    vector, and of the one that is furthest off; infinite where the exact ones are nothing. None where it was not
+    measured; `note` says why."""
 
-    relative: float | None
-    worst: float | None = None
+    relative: float | None = field(metadata=read_as(Maybe(Number(0, may_be_infinite=True))))
+    worst: float | None = field(default=None, metadata=read_as(Maybe(Number(0, may_be_infinite=True))))
     worst_name: str = ""
-    note: str = ""
+    note: str = field(default="", metadata=read_as(Text(has_lines=True)))
 
 
 @dataclass(frozen=True, slots=True)

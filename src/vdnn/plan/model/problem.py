@@ -30,7 +30,8 @@ class Problem:
 
     `lossy` names the reduced format that codecs may round values to; None: every bit counts. `density` is the share of
     non-zero elements for which the encoding of a sparse map gets room. `form` names the form of the step that the graph
-    shows (`compile/forms/`); empty: as it was traced. `surroundings` is what else the budget has to hold.
+    shows (`compile/forms/`); empty: as it was traced. `surroundings` is what else the budget has to hold. `kept_nbytes`
+    is what the traced step takes with everything kept, of which budgets are shares; None: the peak of this graph.
     """
 
     graph: Graph
@@ -42,6 +43,7 @@ class Problem:
     density: float = DENSITY
     form: str = ""
     surroundings: Surroundings = ALONE
+    kept_nbytes: int | None = field(default=None, compare=False)
 
     @property
     def is_exact(self) -> bool:

@@ -1,7 +1,8 @@
 """A budget that is met, or the words for one that cannot be.
 
 Enters: the smallest plan a strategy could make, still over its budget. Leaves: an `Infeasible` that says what was
-asked, what needs the most and when, what fills it, and the way out.
+asked, what needs the most and when, what fills it, and the way out: in bytes, and as shares of what was asked and of
+what keeping everything takes, in which budgets are said too.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import numpy as np
 
 from vdnn.errors import Infeasible
 from vdnn.plan.judge.residency import Holdings, holdings
+from vdnn.plan.model.budget import least_share
+from vdnn.plan.model.gaps import moment_nbytes
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.timeline import ROLES
 from vdnn.plan.plan import Plan
-from vdnn.units import format_nbytes
+from vdnn.units import Nbytes, format_nbytes
 
 MOST_NAMED = 6  # lines a person reads before looking at the sum
 
@@ -28,9 +31,24 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
     lines = [
         f"no {plan.strategy!r} plan fits {format_nbytes(budget_nbytes)}: op {moment} {name!r} needs {peak}.",
         *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
-        f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), or {way_out}.",
+        f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), {_shares(plan)}, or {way_out}.",
     ]
-    return Infeasible("\n".join(lines), minimum_nbytes=plan.peak_nbytes)
+    return Infeasible("\n".join(lines), minimum_nbytes=Nbytes(plan.peak_nbytes))
+
+
+def _shares(plan: Plan) -> str:
+    budget_nbytes = plan.problem.budget_nbytes
+    of_kept = f"{least_share(plan.peak_nbytes, kept_nbytes(plan.problem))} of what keeping everything takes"
+    return (
+        f"{least_share(plan.peak_nbytes, budget_nbytes)} of what was asked and {of_kept}" if budget_nbytes else of_kept
+    )
+
+
+def kept_nbytes(problem: Problem) -> int:
+    """The peak of a step that keeps everything: of the one that shares are of, where the problem says it."""
+    if problem.kept_nbytes is not None:
+        return problem.kept_nbytes
+    return int(moment_nbytes(problem.graph, problem.costs).max(initial=0))
 
 
 def within_budget(plan: Plan, way_out: str) -> Plan:

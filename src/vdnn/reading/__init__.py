@@ -1,0 +1,1 @@
+"""Files that anybody may have written, read within bounds: plans, records, caches."""
