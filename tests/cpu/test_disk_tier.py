@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from random_examples import examples
+from vdnn.calibrate.disk_speed import measure_disk
 from vdnn.errors import InvalidInput, TierFailed, TierFull
 from vdnn.runtime.tiers import disk as disk_module
 from vdnn.runtime.tiers import disk_file
@@ -227,6 +228,7 @@ def test_a_file_system_that_sets_nothing_aside_works_and_the_log_says_so_once(
     disk_without_direct_io: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = DiskStore(disk_without_direct_io)
+    assert not measure_disk(disk_without_direct_io, MiB, MiB).is_direct
     promise = store.promise([20_000])
     assert round_trip(store, 20_000)
     assert round_trip(store, 50_000)

@@ -2,8 +2,8 @@
 
 Enters: the directory of the disk tier. Leaves: a `Hardware`. What is remembered belongs to one processor, number of
 cores and threads, torch version and file system; under others there is another memory. On a machine that is known
-another disk is measured alone. Speeds of a busy moment are measured again in the first quiet one. A cache that cannot
-be read or written costs time, never a plan.
+another disk is measured alone; one with room for small trials only is measured each time. Speeds of a busy moment are
+measured again in the first quiet one. A cache that cannot be read or written costs time, never a plan.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def _remembered_or_measured(directory: str | None) -> Measurements:
         found = _quieter(known, _measure(directory))
     else:
         found = known if known.disk is not None else _on_disk(known, directory)
-    if found != known:
-        _save(path, {**_load(path), identity: found})
+    kept = found if found.write is not None else replace(found, disk=None, read=None)
+    if kept != known:
+        _save(path, {**_load(path), identity: kept})
     return found
 
 

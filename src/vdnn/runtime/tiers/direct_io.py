@@ -41,8 +41,9 @@ def usable_nbytes(directory: str | os.PathLike[str], needed_nbytes: int) -> int:
         raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: it is not a directory. {way_out}")
     if not os.access(path, os.W_OK | os.X_OK):
         raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: it is not writable. {way_out}")
-    free = shutil.disk_usage(path).free
-    if free < needed_nbytes:
+    usage = shutil.disk_usage(path)
+    free = usage.free
+    if usage.total and free < needed_nbytes:  # a file system in RAM may give no size
         found = f"{format_nbytes(needed_nbytes)} are needed and {format_nbytes(free)} are free"
         raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: {found}. {way_out}")
     return free
