@@ -6,9 +6,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 # One torch thread per worker process, so that the workers do not fight over the cores. Where a test asks for two, the one
-# that waits sleeps.
+# that waits sleeps. A worker takes half of the files, then what the other has left: a network is captured by one of them.
 TEST_WORKERS ?= 2
-PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(TEST_WORKERS)
+PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all check format bench clean
@@ -29,10 +29,10 @@ demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 6
 	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
 	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --budget 60% --verify
 
-test: setup ## Check every claim in small examples: about 12 minutes on 2 cores
+test: setup ## Check every claim in small examples: 3 to 7 minutes on 2 cores
 	$(PYTEST) -m "not slow" --durations=20
 
-test-all: test ## Also the larger examples, and many more random ones: about half an hour
+test-all: test ## Also the larger examples, and many more random ones: 8 to 20 minutes
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=many --durations=20
 
 check: setup ## Formatting, lint, types, spelling
