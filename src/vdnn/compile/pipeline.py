@@ -59,7 +59,13 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
     edition = edition_of(plan, halves, programs, session)
-    executor = Executor(edition, memory=session.memory, exact_rerun=exact_rerun, judge=session.seen.judge)
+    executor = Executor(
+        edition,
+        memory=session.memory,
+        exact_rerun=exact_rerun,
+        judge=session.seen.judge,
+        judge_surroundings=session.seen.judge_surroundings,
+    )
     if is_replanned(session.options, form):
         executor.before_step = Replanner(executor, form, session).before_step
     return halves[0].module, halves[1].module, executor

@@ -20,10 +20,13 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.shared.account import account_nbytes
 from vdnn.runtime.watched_step import WatchedStep
 from vdnn.torch_private import is_graph_kept
-from vdnn.units import format_nbytes
+from vdnn.units import MiB, format_nbytes
 
 Seen = Mapping[tuple[str, int], int]
 """The bytes that a storage takes, by its name and the bytes it has in the trace."""
+
+OUTSIDE_NBYTES, OUTSIDE_SHARE = 1 * MiB, 0.01
+"""What runs outside of a model and takes less than both is not worth another plan."""
 
 MAX_AGAIN = 3
 """How often a model is planned again for storages that no step before had shown."""
@@ -56,7 +59,11 @@ class SeenStorages:
     def judge_surroundings(self, plan: Plan, found: Surroundings) -> None:
         """Warn, and ask for another plan, if more was alive beside the step than the plan has room for."""
         budget_nbytes, expected = plan.problem.budget_nbytes, plan.problem.surroundings
-        if budget_nbytes is None or expected.joined(found) == expected:
+        if budget_nbytes is None:
+            return
+        if found.outside_nbytes < max(OUTSIDE_NBYTES, budget_nbytes * OUTSIDE_SHARE):
+            found = replace(found, outside_nbytes=0)
+        if expected.joined(found) == expected or self.surroundings.joined(found) == self.surroundings:
             return
         needed_nbytes = account_nbytes(plan, found)
         self.surroundings = self.surroundings.joined(found)

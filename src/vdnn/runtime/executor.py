@@ -26,6 +26,7 @@ import torch
 from vdnn.errors import LostHandle, Unsupported
 from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.model.findings import GradientError
+from vdnn.plan.model.surroundings import Surroundings
 from vdnn.plan.model.timeline import Timeline
 from vdnn.plan.plan import Plan
 from vdnn.runtime.encodings import Encodings, Overflow
@@ -190,9 +191,10 @@ class Executor:
         exact_rerun: ExactRerun | None = None,
         watched: bool = True,
         judge: Callable[[Plan, WatchedStep], None] | None = None,
+        judge_surroundings: Callable[[Plan, Surroundings], None] | None = None,
     ) -> None:
         self.edition = edition
-        self._judge = judge
+        self._judge, self._judge_surroundings = judge, judge_surroundings
         self.before_step: Callable[[], None] | None = None
         """Called before a forward begins while no backward is to come: here a better edition may take over."""
 
@@ -242,16 +244,19 @@ class Executor:
             self.before_step()
         self.measured.num_forward += 1
         if self.measured.num_forward == 1:
-            give_back_garbage(
-                len(self.plan.problem.graph)
-            )  # the step's tensors come on top of what the process has now
+            give_back_garbage(len(self.plan.problem.graph))  # the step's tensors come on top of what is there now
         with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
+            half.watches_outside = self._watches_next and self._judge_surroundings is not None
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])
         return results
 
+    @property
+    def _watches_next(self) -> bool:
+        return self.measured.timeline is None and self._is_watched and self.edition.is_watchable
+
     def _forward_of(self, args: list[Any]) -> Sequence[Any]:
-        if self.measured.timeline is None and self._is_watched and self.edition.is_watchable:
+        if self._watches_next:
             return self._forward_watched(args)
         if self.times_next and self.edition.is_watchable:
             return self._forward_timed(args)
@@ -270,13 +275,23 @@ class Executor:
         edition: Edition = step.edition
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
+        found = self._surroundings(args[edition.num_saved :])
         with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half:
             gradients = self._backward_of(step, args)
             half.hold(gradients)
+        if self._judge_surroundings is not None:
+            self._judge_surroundings(edition.plan, found())
         if step.remembered is not None and self._exact_rerun is not None:
             remembered, step.remembered = step.remembered, None
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
         return gradients
+
+    def _surroundings(self, tangents: Sequence[Any]) -> Callable[[], Surroundings]:
+        """What is alive beside a step whose backward begins now, to be asked once it runs: its gradients that arrive
+        were made outside, and the plan counts them."""
+        num_in_flight = max(len(self._in_flight), 1)
+        arrived = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tangents if _is_tensor(t)}
+        return lambda: Surroundings(num_in_flight, max(self._memory.outside_nbytes - sum(arrived.values()), 0))
 
     def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:
@@ -364,6 +379,10 @@ class Executor:
                 " own saved tensors."
             )
         return OrdinaryStep(self.edition, is_lost=True) if step is None else step
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 def _away(edition: Edition) -> str:

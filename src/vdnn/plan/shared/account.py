@@ -3,7 +3,7 @@
 Enters: a plan of one step, and the surroundings in which it runs. Leaves: the bytes that all of it takes together, and
 a plan with which they fit. The one idea: **a budget is given out once**. A step that waits for its backward holds its
 stash, so each further step in flight adds what crosses from forward to backward; a loss that is computed outside of the
-model adds what it holds meanwhile.
+model is held beside one stash, between the two halves.
 
 Known weakness: other steps count with their whole stash, also while their own backward frees it.
 """
@@ -23,14 +23,16 @@ from vdnn.plan.plan import Plan
 from vdnn.units import format_nbytes
 
 _DEVICE = 0  # the device is the first tier
-_STASHED = (ROW_OF_ROLE[Role.FEATURE_MAP], ROW_OF_ROLE[Role.OUTPUT])
+_PERSISTENT = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
+_STASHED = tuple(ROW_OF_ROLE[role] for role in (Role.FEATURE_MAP, Role.OUTPUT, Role.INPUT))
 
 NUM_HALVINGS = 7
 """How closely the largest budget for one step is looked for: to a hundredth of what lies between least and most."""
 
 
 def stash_nbytes(plan: Plan) -> int:
-    """What a step holds on the device between its forward and its backward: feature maps, encodings, outputs."""
+    """What a step holds on the device between its forward and its backward: feature maps, encodings, outputs, its
+    batch."""
     graph, program = plan.problem.graph, plan.program
     num_forward = sum(instruction.moment < graph.num_forward for instruction in program)
     held = holdings(plan, program)
@@ -44,8 +46,15 @@ def stash_nbytes(plan: Plan) -> int:
 
 def account_nbytes(plan: Plan, around: Surroundings) -> int:
     """The peak of everything together."""
-    further = (around.num_in_flight - 1) * stash_nbytes(plan) if around.num_in_flight > 1 else 0
-    return plan.peak_nbytes + further + around.outside_nbytes
+    further = 0
+    if around.num_in_flight > 1:  # gradients of earlier backwards are there while the next ones are made
+        further = (around.num_in_flight - 1) * stash_nbytes(plan) + _nbytes_of(plan, Role.GRADIENT)
+    waiting = _nbytes_of(plan, *_PERSISTENT) + stash_nbytes(plan) + around.outside_nbytes
+    return further + max(plan.peak_nbytes, waiting)
+
+
+def _nbytes_of(plan: Plan, *roles: Role) -> int:
+    return sum(storage.nbytes for storage in plan.problem.graph.storages if storage.role in roles)
 
 
 def planned_in_account(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
@@ -62,7 +71,7 @@ def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[
     smaller stash."""
     budget_nbytes = problem.budget_nbytes
     assert budget_nbytes is not None, "without a budget everything fits"
-    most = max(budget_nbytes - around.outside_nbytes, 0)
+    most = budget_nbytes
     try:
         plan = decide(replace(problem, budget_nbytes=most))
         least = 0 if account_nbytes(plan, around) <= budget_nbytes else _least_nbytes(problem, decide)
