@@ -10,10 +10,10 @@ cache = vdnn.tensor_cache(budget="4GiB")        # eager mode: `with cache:` arou
 
 from __future__ import annotations
 
-import copy
 import functools
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, Unpack, cast
 
 import torch
@@ -22,18 +22,19 @@ from torch import nn
 from vdnn.capture.export import check_sample
 from vdnn.capture.function_module import as_module
 from vdnn.compile.ahead_of_time import AheadOfTime
-from vdnn.compile.just_in_time import JustInTime
+from vdnn.compile.just_in_time import JustInTime, is_within_a_budget
 from vdnn.compile.planned_step import name_of, plan_of
 from vdnn.compile.session import Session
+from vdnn.compile.virtual_module import ForwardIsACall, Recipe, bare_copy, follow_copies
 from vdnn.eager.tensor_cache import TensorCache
-from vdnn.errors import InvalidInput
+from vdnn.errors import InvalidInput, Unsupported
 from vdnn.hardware.device import Hardware
 from vdnn.options import Options, PlanOptions, RunOptions, TierOptions, check_names
 from vdnn.plan.plan import Plan
 from vdnn.report.record import Report
 from vdnn.runtime.open_transfers import AskedTiers
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
-from vdnn.torch_private import compiled_call, plain_call, set_compiled_call
+from vdnn.torch_private import compiled_call, is_in_function_transform, plain_call, set_compiled_call
 from vdnn.units import parse_budget
 
 Model = TypeVar("Model", bound=Callable[..., Any])
@@ -81,27 +82,60 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     if not isinstance(model, nn.Module) and model in shared_runtime().sessions:
         model = model.__wrapped__  # type: ignore[attr-defined]  # virtualized before: start again from the plain function
     check_names(options, RunOptions, "virtualize")
-    session = Session(name_of(model), Options(**options))
-    if isinstance(model, nn.Module):
-        virtual: Any = copy.copy(model)
-        plain: Callable[..., Any] = plain_call(virtual)
-    else:
-        virtual, plain = _wrap(model), model
-    trained = as_module(virtual if isinstance(model, nn.Module) else model)
-    if sample is None:
-        run: Callable[..., Any] = JustInTime(plain, session, (trained,), fullgraph=fullgraph)
-    else:
-        run = AheadOfTime(trained, session, plain, fullgraph=fullgraph)
+    is_module = isinstance(model, nn.Module)
+    virtual: Any = bare_copy(model) if isinstance(model, nn.Module) else _wrap(model)
+    run = _replace_call(virtual, Recipe(sample is not None, fullgraph, options), None if is_module else model)
+    if isinstance(run, AheadOfTime):
         run.prepare(*check_sample(sample, {}))
-    set_compiled_call(virtual, functools.partial(_call, run, plain))
-    weakref.finalize(run, session.disk_room.end).atexit = False  # not the session: it goes with the model
-    shared_runtime().sessions[virtual] = session
     return cast(Model, virtual)
 
 
-def _call(run: Callable[..., Any], plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    # Without gradients there is no backward to keep anything for.
-    return run(*args, **kwargs) if torch.is_grad_enabled() else plain(*args, **kwargs)
+def _replace_call(virtual: Any, recipe: Recipe, function: Callable[..., Any] | None = None) -> JustInTime | AheadOfTime:
+    """What runs from now on when `virtual` is called: a bare module, or the wrapper of a function."""
+    plain = plain_call(virtual) if function is None else function
+    trained = as_module(virtual if function is None else function)
+    session = Session(name_of(virtual), Options(**recipe.options))
+    if recipe.has_sample:
+        run: JustInTime | AheadOfTime = AheadOfTime(trained, session, plain, fullgraph=recipe.fullgraph)
+    else:
+        run = JustInTime(plain, session, (trained,), fullgraph=recipe.fullgraph)
+    within: AbstractContextManager[Any] = nullcontext()
+    if function is None:
+        follow_copies(virtual, _revive, recipe)
+        has_its_own = "forward" in virtual.__dict__  # given to this one object by the user
+        within = ForwardIsACall(virtual) if session.is_bound and not has_its_own else within
+    set_compiled_call(virtual, functools.partial(_call, run, plain, within, session.is_bound))
+    weakref.finalize(run, session.disk_room.end).atexit = False  # not the session: it goes with the model
+    shared_runtime().sessions[virtual] = session
+    return run
+
+
+def _revive(bare: nn.Module, recipe: Recipe) -> nn.Module:
+    """A module that was copied or loaded, virtual again. Saved files name this function."""
+    _replace_call(bare, recipe)
+    return bare
+
+
+def _call(
+    run: Callable[..., Any],
+    plain: Callable[..., Any],
+    within: AbstractContextManager[Any],
+    is_bound: bool,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if torch.compiler.is_dynamo_compiling() and is_within_a_budget():
+        return plain(*args, **kwargs)
+    with within:
+        if not torch.is_grad_enabled():  # there is no backward to keep anything for
+            return plain(*args, **kwargs)
+        if is_bound and is_in_function_transform():
+            raise Unsupported(
+                "a virtualized model with a budget was called inside torch.func (grad, vjp, jvp, vmap): what it"
+                " computes there is no training step that was captured, and its budget would not be kept. Call the"
+                " plain model there; torch.func.functional_call alone works."
+            )
+        return run(*args, **kwargs)
 
 
 def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:

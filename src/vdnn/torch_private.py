@@ -220,6 +220,11 @@ def are_saved_tensors_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+def is_in_function_transform() -> bool:
+    """Whether this thread runs inside `torch.func.grad`, `vmap` or their like. Public: none."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 # Tensors and storages
 
 

@@ -69,6 +69,7 @@ HELD = {
     "torch._C": "_DisableTorchDispatch _current_graph_task_id _storage_Use_Count",
     "torch._C._autograd": """_disable_profiler_legacy _enable_profiler_legacy _get_current_graph_task_keep_graph
         _top_saved_tensors_default_hooks""",
+    "torch._C._functorch": "peek_interpreter_stack",
     "torch._C._profiler": "ProfilerConfig ProfilerState _ExperimentalConfig",
     "torch._dynamo": "reset_code",
     "torch._dynamo.config": "patch skip_nnmodule_hook_guards ignore_logging_functions optimize_ddp",

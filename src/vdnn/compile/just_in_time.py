@@ -28,10 +28,12 @@ from vdnn.capture.inputs import dynamo_inputs
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.session import MAX_CAPTURES, Session
+from vdnn.eager.op_watch import Watch
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
 from vdnn.torch_private import (
     BackendCompilerFailed,
     TorchDynamoException,
+    active_modes,
     aot_autograd,
     capturing,
     forget_captures,
@@ -97,6 +99,7 @@ class JustInTime:
         self._session, self._fullgraph, self._parts = session, fullgraph, parts
         self._plain, self._backend = plain, backend
         self._fallback: EagerFallback | None = None
+        self._while_modes: EagerFallback | None = None
         self._compiled = self._nothing_captured_yet()
 
     def _nothing_captured_yet(self) -> Callable[..., Any]:
@@ -116,10 +119,13 @@ class JustInTime:
         return compiled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._fallback is None and self._session.is_bound and active_modes():
+            return self._beside_modes()(*args, **kwargs)
         if self._fallback is not None:
             return self._fallback(*args, **kwargs)
         if self._session.begins_again():
             self._compiled = self._nothing_captured_yet()
+        _BoundCapture.num_open += self._session.is_bound
         try:
             with capturing(whole=self._session.is_bound):
                 return self._compiled(*args, **kwargs)
@@ -135,11 +141,35 @@ class JustInTime:
             if not self._session.is_bound:
                 raise
             why = failure
+        finally:
+            _BoundCapture.num_open -= self._session.is_bound
         if self._fullgraph:
             raise why
         # Nothing has run: with a budget only whole graphs are taken. Note: [Whole or as it is]
         self._fallback = self._session.fall_back(self._plain, self._parts, why)
         return self._fallback(*args, **kwargs)
+
+    def _beside_modes(self) -> Callable[..., Any]:
+        """Under a dispatch mode Dynamo skips everything. Inside another tensor cache it is that one's budget which is
+        kept, of everything in it; under a mode of the user's, a counter say, a cache of the model's own keeps it."""
+        if any(isinstance(mode, Watch) for mode in active_modes()):
+            return self._plain
+        if self._while_modes is None:
+            modes = ", ".join(type(mode).__name__ for mode in active_modes())
+            why = CaptureFailed(f"PyTorch captures nothing while a dispatch mode is active, and {modes} is")
+            self._while_modes = self._session.fall_back(self._plain, self._parts, why)
+        return self._while_modes
+
+
+class _BoundCapture:
+    """How many calls of models with a budget are running. A virtualized model that Dynamo meets in one of them is a
+    part of what is captured, within the budget of the whole; elsewhere it keeps its own."""
+
+    num_open = 0
+
+
+def is_within_a_budget() -> bool:
+    return _BoundCapture.num_open > 0
 
 
 def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -62,9 +62,14 @@ def _settings(module: nn.Module) -> Hashable:
     """What its forward may depend on: numbers and words among its attributes (dropout's p, BatchNorm's momentum), also
     in lists, dicts and configuration objects, functions it holds, and its hooks. What grows from call to call is none:
     lists of anything else are left out, and so are tables: this is asked at every call."""
-    held = [(name, value) for name, value in vars(module).items() if name not in _NOT_SETTINGS]
+    held = [(name, value) for name, value in vars(module).items() if name not in _NOT_SETTINGS and not _is_ours(value)]
     settings = [(name, _setting(value)) for name, value in held]
     return (type(module), repr(settings), *map(tuple, (*forward_hooks(module), *backward_hooks(module))))
+
+
+def _is_ours(value: Any) -> bool:
+    """An attribute that a virtualized module has for its copies (`compile/virtual_module.py`)."""
+    return isinstance(value, FunctionType) and getattr(value, "is_vdnn", False)
 
 
 def _setting(value: Any, depth: int = 3) -> Any:
