@@ -27,8 +27,8 @@ from vdnn.units import MiB
 Variants = Mapping[int, tuple[OpCost, ...]]
 
 VARIANTS_S = 1.5
-"""How long other ways of computing ops are tried before the first plan. The rest is tried between the first steps, or
-at once where no plan fits."""
+"""How long other ways of computing ops are tried before the first plan. The rest is tried before the second step, or at
+once: where no plan fits, and where the first plan is the last."""
 
 SMALL_ROOM_NBYTES = 16 * MiB
 """Trials may always take this much: a few megabytes more or less are the interpreter's own affair."""
@@ -57,7 +57,7 @@ def estimate(lowered: Lowered, options: Options, *, variants_s: float = VARIANTS
             room = room_nbytes(lowered.graph, outline, options)
             trials = Trials(calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress)
             if options.budget is not None:
-                trials.try_variants(variants_s)
+                trials.try_variants(variants_s if options.replan else None)
             return _of_trials(trials, lowered.graph, outline)
         costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, outline)
         if options.budget is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
@@ -26,13 +27,13 @@ from vdnn.printable import printable
 def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:
     """The plan that `virtualize` would follow, in whichever form of the step is best."""
     with captured_step(model, args, kwargs) as step:
-        return plan_step(step, options).plan
+        return plan_step(step, replace(options, replan=False)).plan
 
 
 def problem_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Problem:
     """What a plan of the step as it was traced decides about, with its costs."""
     with captured_step(model, args, kwargs) as step:
-        return describe_step(step, options).problem
+        return describe_step(step, replace(options, replan=False)).problem
 
 
 @contextlib.contextmanager
