@@ -17,6 +17,7 @@ PLAN_CACHE = "VDNN_PLAN_CACHE"
 SKIP_PASSES = "VDNN_SKIP_PASSES"
 STEP_MEMORY = "VDNN_STEP_MEMORY"
 COMPILER = "CXX"
+CGROUP = "VDNN_CGROUP"
 
 
 def cache_dir() -> Path:
@@ -64,6 +65,17 @@ def uses_step_memory() -> bool:
     return os.environ.get(STEP_MEMORY) != "0"
 
 
+def leave_out_step_memory() -> None:
+    """As if VDNN_STEP_MEMORY=0 had been said when this process began: for limits that count addresses."""
+    os.environ[STEP_MEMORY] = "0"
+
+
 def compiler_command() -> str:
     """The C++ compiler that builds the library behind it."""
     return os.environ.get(COMPILER) or "c++"
+
+
+def delegated_cgroup() -> Path | None:
+    """A control group with the memory controller in which the user may make groups of their own, if one is named."""
+    configured = os.environ.get(CGROUP)
+    return Path(configured) if configured else None

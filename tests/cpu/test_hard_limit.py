@@ -1,9 +1,10 @@
-"""Under a hard limit of the operating system plain PyTorch fails to allocate, and vdnn trains on with the same
-losses."""
+"""Under a hard limit of the operating system, set before anything is captured or planned, plain PyTorch fails to
+allocate, and vdnn trains on with the same losses."""
 
 from __future__ import annotations
 
-import resource
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,14 @@ import torch
 from torch import nn
 
 import vdnn
-from vdnn.errors import Infeasible
-from vdnn.runtime.process_memory import in_child, return_freed_memory
+from vdnn.cli.app import main
+from vdnn.cli.limited_child import become_idle
+from vdnn.errors import Infeasible, Unsupported
+from vdnn.runtime.hard_limit import allowed_nbytes, enter_group, expect_limit, limit_data, remove_groups
+from vdnn.runtime.process_memory import in_default_child
 from vdnn.units import MiB
 
 NUM_STEPS = 3
-ROOM_NBYTES = 96 * MiB
-"""Between what the network needs with everything kept (over 140 MiB) and at the smallest budget."""
 
 
 def convolutions() -> nn.Module:
@@ -26,56 +28,93 @@ def convolutions() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(inplace=True), *layers)
 
 
-def losses_under_limit(virtualized: bool) -> list[float]:
-    """Losses of a few steps in at most `ROOM_NBYTES` beyond what the process has when training begins."""
-    return_freed_memory()
+def losses(budget_nbytes: int | None, limit_nbytes: int | None) -> list[float]:
+    """Of a few steps, through vdnn if there is a budget; the limit comes before the network."""
     torch.set_num_threads(1)
-    model, images = convolutions(), torch.randn(8, 3, 128, 128)
+    if limit_nbytes is not None:
+        expect_limit()
+        become_idle()
+        limit_data(limit_nbytes)
+    model, images = convolutions(), torch.randn(16, 3, 128, 128)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
     def step(batch: torch.Tensor) -> torch.Tensor:
         return model(batch).square().mean()
 
-    run = step
-    if virtualized:
-        try:
-            vdnn.plan(step, images, budget="1B", costs="measured")
-        except Infeasible as reason:
-            run = vdnn.virtualize(step, sample=images, budget=reason.minimum_nbytes + 16 * MiB)
-        run(images).backward()  # watched, and without a limit: workers start, libraries take what they keep
-    else:
-        step(images[:1]).backward()
-    optimizer.zero_grad()
-    data_nbytes = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) * 1024
-    resource.setrlimit(resource.RLIMIT_DATA, (data_nbytes + ROOM_NBYTES, resource.RLIM_INFINITY))
-    losses = []
+    run = step if budget_nbytes is None else vdnn.virtualize(step, budget=budget_nbytes)
+    found = []
     for _ in range(NUM_STEPS):
         optimizer.zero_grad()
         loss = run(images)
         loss.backward()
         optimizer.step()
-        losses.append(loss.item())
-    return losses
+        found.append(loss.item())
+    return found
 
 
-def losses_without_limit() -> list[float]:
-    torch.set_num_threads(1)
-    model, images = convolutions(), torch.randn(8, 3, 128, 128)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    losses = []
-    for _ in range(NUM_STEPS):
-        optimizer.zero_grad()
-        loss = model(images).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+def smallest_budget() -> int:
+    model, images = convolutions(), torch.empty(16, 3, 128, 128, device="meta")
+    try:
+        vdnn.plan(lambda batch: model(batch).square().mean(), images, budget="1MiB", costs="tried")
+    except Infeasible as reason:
+        return reason.minimum_nbytes
+    raise AssertionError("trains within 1 MiB")
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits on a process's data need Linux")
 def test_vdnn_trains_where_plain_pytorch_cannot_allocate() -> None:
-    if not Path("/proc/self/status").exists():
-        pytest.skip("limits on a process's data need Linux")
+    budget_nbytes = smallest_budget() + 24 * MiB
+    limit_nbytes = allowed_nbytes(budget_nbytes)
     with pytest.raises(RuntimeError, match="allocate memory"):
-        in_child(losses_under_limit, False)
-    assert in_child(losses_under_limit, True) == in_child(losses_without_limit)
+        in_default_child(losses, None, limit_nbytes)
+    assert in_default_child(losses, budget_nbytes, limit_nbytes) == in_default_child(losses, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="limits on a process's data need Linux")
+def test_the_command_tells_who_trained_inside_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "train alexnet --batch 64 --steps 2 --budget 80% --limit --json"
+    assert main(arguments.split()) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["schema"], record["version"]) == ("vdnn.train-limited", 1)
+    assert record["equal"]
+    assert record["plain"]["losses"] == []
+    assert "no memory for" in record["plain"]["ended"]
+    assert record["vdnn"]["losses"] == record["plain_without_limit"]["losses"]
+    assert 0 < record["vdnn"]["rise_nbytes"] <= record["limit_nbytes"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"), [("", "name a --budget"), ("--budget 80% --verify", "leave one of them out")]
+)
+def test_a_limit_without_a_budget_or_beside_a_twin_is_refused(
+    more: str, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(f"train alexnet --batch 2 --limit {more}".split()) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("version_file", "settings"),
+    [
+        ("cgroup.controllers", {"memory.max": "4096", "memory.swap.max": "0"}),
+        ("memory.limit_in_bytes", {"memory.limit_in_bytes": "4096"}),
+    ],
+)
+def test_a_delegated_group_gets_a_group_with_the_limit_and_this_process(
+    version_file: str, settings: dict[str, str], tmp_path: Path
+) -> None:
+    """Of a plain folder: what is written where. Whether the kernel follows it needs a group that is delegated."""
+    (tmp_path / version_file).touch()
+    enter_group(tmp_path, 4096)
+    group = tmp_path / f"vdnn-{os.getpid()}"
+    written = {path.name: path.read_text() for path in group.iterdir()}
+    assert written == {**settings, "cgroup.procs": f"{os.getpid()}"}
+    remove_groups(tmp_path)
+    assert group.exists()  # somebody is in it
+
+
+def test_a_group_that_cannot_be_made_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match=r"VDNN_CGROUP=.* is no control group"):
+        enter_group(tmp_path / "nowhere", 4096)

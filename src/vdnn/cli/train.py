@@ -47,6 +47,15 @@ Verify = Annotated[
     ),
 ]
 
+Limited = Annotated[
+    bool,
+    typer.Option(
+        "--limit",
+        help="Train in a process that the system gives no more than the budget beside an idle interpreter, and plain"
+        " PyTorch in another.",
+    ),
+]
+
 
 @takes(*IMAGES, *PLANNED, after="seed")
 def train(
@@ -59,9 +68,14 @@ def train(
     lr: LearningRate = 0.01,
     seed: Seed = 0,
     verify: Verify = False,
+    limit: Limited = False,
     **options: Unpack[RunOptions],
 ) -> Answer:
     """Train a network through vdnn on random data; ends with predicted and measured peak and step time."""
+    if limit:
+        _refuse_with_limit(verify, options)
+        return _train_limited(model, batch, images, as_json, steps, trained_by, lr, seed, options)
+
     import torch
 
     from vdnn.api import report, virtualize
@@ -92,6 +106,39 @@ def train(
     outcome = replace(report(virtual), name=f"{workload.name}, batch {batch}")
     record = _record(workload.name, batch, run, outcome, verify)
     return Answer(record, lambda width: _view(run, outcome, verify), FAILED if run.differences else 0)
+
+
+def _refuse_with_limit(verify: bool, options: RunOptions) -> None:
+    if verify:
+        raise InvalidInput(
+            "--verify trains a copy in the same process, and --limit gives that process bytes for one: leave one of"
+            " them out. --limit compares losses with those of plain PyTorch in a process of its own."
+        )
+    if options.get("budget") is None:
+        raise InvalidInput("--limit is a limit of the budget and an idle interpreter: name a --budget, as in 60%.")
+
+
+def _train_limited(
+    model: str,
+    batch: int,
+    images: ImageOptions,
+    as_json: bool,
+    steps: int,
+    trained_by: str,
+    lr: float,
+    seed: int,
+    options: RunOptions,
+) -> Answer:
+    from vdnn.cli.limited import train_limited
+    from vdnn.cli.limited_child import LimitedJob
+
+    options["optimizer"] = trained_by
+    rounds = options.get("lossy") is not None or _always_rounds(options.get("strategy"))
+    job = LimitedJob(model, batch, images, steps, trained_by, lr, seed)
+    with _progress(enabled=not as_json) as progress:
+        task = progress.add_task(model, total=4, loss="")
+        tell: Callable[[str], Any] = lambda stage: progress.update(task, advance=1, loss=stage)  # noqa: E731
+        return train_limited(job, options, is_exact=options.get("exact", True) and not rounds, tell=tell)
 
 
 def _always_rounds(strategy: str | None) -> bool:
