@@ -31,6 +31,7 @@ def test_a_module_called_just_in_time_trains_within_its_budget() -> None:
     assert executor.plan.decisions
 
 
+@pytest.mark.filterwarnings("ignore:[\\s\\S]*steps in flight:vdnn.errors.BudgetExceeded")
 def test_several_forwards_before_their_backwards_keep_their_maps_apart() -> None:
     def train(model: Any) -> None:
         first, second = model(images(4)).sum(), model(images(4) * 2).sum()

@@ -48,10 +48,10 @@ def _within_some_budget(model: nn.Module, images: Tensor, draw: random.Random) -
     try:
         virtual = virtualize(model, sample, budget=share, **known)
     except Infeasible as reason:
-        virtual = virtualize(model, sample, budget=reason.minimum_nbytes, **known)
+        virtual = virtualize(model, sample, budget=f"{reason.minimum_nbytes}B", **known)
     if is_captured_as_called:
         budget_nbytes = executors(virtual)[0].plan.problem.budget_nbytes
-        virtual = virtualize(model, budget=budget_nbytes, **known)
+        virtual = virtualize(model, budget=f"{budget_nbytes}B", **known)
     return virtual
 
 
