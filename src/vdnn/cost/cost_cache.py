@@ -77,6 +77,7 @@ class CostCache:
         self.path = Path(path) if path is not None else cache_dir() / _COSTS_FILE
         self._machine = machine
         self._here: dict[tuple[str, str], OpCost] = {}
+        self._is_sound = False
 
     @property
     def machine(self) -> str:
@@ -110,7 +111,7 @@ class CostCache:
         for _ in range(2):
             try:
                 return self._attempt(action)
-            except (OSError, sqlite3.Error, InvalidFile) as error:
+            except (OSError, sqlite3.Error, InvalidFile, UnicodeError) as error:  # errors quote bytes of the file
                 if isinstance(error, OSError) or _code(error) in _MAY_BE_SOUND:
                     self._leave_alone(error)
                     return None
@@ -132,7 +133,14 @@ class CostCache:
                 file.execute(_SCHEMA)
             if _contents(file) != _CONTENTS:
                 raise InvalidFile("it has other tables than ours")
+            self._require_sound(file)
             return action(file)
+
+    def _require_sound(self, file: sqlite3.Connection) -> None:
+        """Once: a search in a damaged tree may find nothing where there is something, and says nothing of it."""
+        if not self._is_sound and file.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+            raise InvalidFile("its pages are damaged")
+        self._is_sound = True
 
     def _leave_alone(self, error: Exception) -> None:
         """For a while, where somebody has locked it."""

@@ -14,12 +14,16 @@ from vdnn.reading.fields import Maybe, Number, Text, read_as
 class GradientError:
     """How far a lossy step's gradients are from the exact ones: |lossy - exact| / |exact| over all of them as one
     vector, and of the one that is furthest off; infinite where the exact ones are nothing. None where it was not
-    measured; `note` says why."""
+    measured, both of them; `note` says why."""
 
     relative: float | None = field(metadata=read_as(Maybe(Number(0, may_be_infinite=True))))
     worst: float | None = field(default=None, metadata=read_as(Maybe(Number(0, may_be_infinite=True))))
     worst_name: str = ""
     note: str = field(default="", metadata=read_as(Text(has_lines=True)))
+
+    def __post_init__(self) -> None:
+        if self.worst_name and (self.relative is None or self.worst is None):
+            raise ValueError(f"{self.worst_name!r} is furthest off, and nothing says how far")
 
 
 @dataclass(frozen=True, slots=True)
