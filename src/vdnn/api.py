@@ -18,6 +18,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from vdnn.capture.export import check_sample
 from vdnn.capture.function_module import as_module
@@ -82,12 +83,22 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     if not isinstance(model, nn.Module) and model in shared_runtime().sessions:
         model = model.__wrapped__  # type: ignore[attr-defined]  # virtualized before: start again from the plain function
     check_names(options, RunOptions, "virtualize")
+    if isinstance(model, DistributedDataParallel):
+        return cast(Model, _distributed(model, virtualize(model.module, sample, fullgraph=fullgraph, **options)))
     is_module = isinstance(model, nn.Module)
     virtual: Any = bare_copy(model) if isinstance(model, nn.Module) else _wrap(model)
     run = _replace_call(virtual, Recipe(sample is not None, fullgraph, options), None if is_module else model)
     if isinstance(run, AheadOfTime):
         run.prepare(*check_sample(sample, {}))
     return cast(Model, virtual)
+
+
+def _distributed(model: DistributedDataParallel, inner: nn.Module) -> DistributedDataParallel:
+    """The same wrapper around the virtual module: gradients are reduced as they leave its backward."""
+    virtual = cast(DistributedDataParallel, bare_copy(model))
+    virtual._modules["module"] = inner
+    shared_runtime().sessions[virtual] = session_of(inner)
+    return virtual
 
 
 def _replace_call(virtual: Any, recipe: Recipe, function: Callable[..., Any] | None = None) -> JustInTime | AheadOfTime:
