@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.api import session_of
 from vdnn.report.process_part import ProcessPart
-from vdnn.runtime.process_memory import in_child
+from vdnn.runtime.process_memory import in_child, status_nbytes
 from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Slots, StepAllocator
 from vdnn.runtime.step_memory.library import step_library
@@ -215,6 +215,25 @@ def test_a_layout_that_is_wrong_does_no_harm(library: Any) -> None:
     assert (counts.num_planned, counts.num_unexpected, counts.num_stashed) == (1, 2, 3)
     del blocks
     assert allocator.counts().num_stashed == 0
+
+
+def test_idle_pages_are_given_back_and_what_lies_in_the_arena_is_not(library: Any) -> None:
+    allocator = StepAllocator(library)
+    assert allocator.reserve(8 * MiB)
+    place = Slots(np.array([[MiB, 0, 0, 0, 1]]), np.array([[0, MiB]]))
+    allocator.begin_half(place)
+    block = torch.ones(MiB, dtype=torch.uint8)
+    allocator.end_half([block.data_ptr()])  # the caller holds what was expected to go: it lies in the arena
+    allocator.purge()
+    assert int(block.min()) == 1
+    del block
+    before_nbytes = status_nbytes("VmRSS")
+    allocator.purge()
+    assert status_nbytes("VmRSS") <= before_nbytes - 6 * MiB
+    allocator.begin_half(place)
+    again = torch.ones(MiB, dtype=torch.uint8)
+    allocator.end_half([])
+    assert int(again.sum()) == MiB
 
 
 def test_a_block_outlives_the_model_it_was_made_for(library: Any) -> None:

@@ -36,6 +36,7 @@ from vdnn.plan.files.saved import chosen_forms, offered_again
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.runtime.executor import Edition, Executor
+from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
 from vdnn.torch_private import without_modes
 from vdnn.units import MiB, format_seconds
@@ -133,6 +134,7 @@ class Replanner:
             return
         if self._problem.budget_nbytes is not None:
             self._trials.room_nbytes = room_between_steps(self._problem.graph, self._problem.budget_nbytes)
+        self._session.memory.make_room()
         with without_modes(), returned_memory():
             self._trials.try_variants(TRIALS_S)
         self._has_new_variants = True
@@ -201,6 +203,7 @@ class Replanner:
         if self._found is None:  # the thread failed, and said so
             return
         (repriced, edition), self._found = self._found, None
+        give_back_garbage(len(self._problem.graph))
         if edition is not None and self._has_room(edition.plan) and executor.replace_edition(edition):
             self._expected_s = None
             self._num_changes += 1

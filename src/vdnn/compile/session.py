@@ -99,6 +99,7 @@ class Session:
         self.seen.begin_again()
         self.executors.clear()
         self.disk_room.begin_again()
+        self.memory.make_room()  # planning has the room of a step
         return True
 
     def next_name(self) -> str:

@@ -104,6 +104,10 @@ class StepAllocator:
         """An arena of so many bytes instead of the one before. False: the system refuses it."""
         return bool(self._functions.vdnn_step_reserve(self._number, nbytes))
 
+    def purge(self) -> None:
+        """Give idle pages back to the system, if nothing is stashed; the next iteration faults them in again."""
+        self._functions.vdnn_step_purge(self._number)
+
     def counts(self) -> Counts:
         self._functions.vdnn_step_statistics(self._number, self._counts_address)
         numbers: Any = self._counts.tolist()

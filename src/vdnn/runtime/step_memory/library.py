@@ -45,6 +45,7 @@ SIGNATURES = {
     "log_length": (NUMBER, NUMBER),
     "read_log": (None, NUMBER, NUMBERS, NUMBER),
     "reserve": (RESULT, NUMBER, NUMBER),
+    "purge": (None, NUMBER),
     "statistics": (None, NUMBER, NUMBERS),
 }
 """Result, then arguments, of each `vdnn_step_` function."""

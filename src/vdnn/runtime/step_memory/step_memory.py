@@ -94,6 +94,9 @@ class UnplannedMemory:
     def counts(self) -> None:
         return None
 
+    def make_room(self) -> None:
+        """Nothing is idle here."""
+
 
 class StepMemory:
     """One per virtualized model. Halves of several threads may overlap; then nothing is learned of them."""
@@ -129,6 +132,10 @@ class StepMemory:
             if half.watches_outside:
                 self._is_outside_watched = True
                 self._allocator.watch_outside()
+
+    def make_room(self) -> None:
+        """Between two iterations: give idle memory back, for work beside the step that has a step's room."""
+        self._allocator.purge()
 
     def _end_outside(self) -> None:
         if self._is_outside_watched:

@@ -91,6 +91,7 @@ struct Arena {
   char *base = nullptr, *mapping = nullptr;
   int64_t nbytes = 0;
   std::map<int64_t, int64_t> live; /* begin -> end of every extent that is taken */
+  int64_t num_in_place = 0;        /* blocks that lie here and were not moved */
 
   static std::shared_ptr<Arena> reserve(int64_t nbytes) {
     auto arena = std::make_shared<Arena>();
@@ -244,6 +245,7 @@ char* take_slot(Memory& memory, const Half& half, const Slot& slot, Block& block
     if (address == nullptr) return nullptr;
   } else {
     block.pieces.push_back({extents[0].offset, extents[0].nbytes, false});
+    ++arena->num_in_place;
   }
   for (const auto& piece : block.pieces) arena->live[piece.offset] = piece.offset + piece.nbytes;
   block.arena = arena;
@@ -305,6 +307,7 @@ void give_back(char* address, Block& block) {
     case kMoved:
     case kInPlace:
       if (block.kind == kMoved) scatter(*block.arena, address, block);
+      block.arena->num_in_place -= block.kind == kInPlace;
       for (const auto& piece : block.pieces) block.arena->live.erase(piece.offset);
       break;
     case kKept:
@@ -489,6 +492,16 @@ EXPORTED int vdnn_step_reserve(int64_t number, int64_t nbytes) {
   drop_waiting(*memory);
   if (nbytes > 0) memory->arena = Arena::reserve(nbytes);
   return nbytes == 0 || memory->arena != nullptr;
+}
+
+/* Between two iterations: idle pages go back to the system, for work that needs their room. The arena stays reserved and
+   faults them in again. While a block lies in it, nothing is given back; what was moved out of it has its own pages. */
+EXPORTED void vdnn_step_purge(int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex());
+  auto memory = memory_of(number);
+  drop_waiting(*memory);
+  if (memory->arena == nullptr || memory->arena->num_in_place > 0) return;
+  madvise(memory->arena->base, memory->arena->nbytes, MADV_DONTNEED);
 }
 
 EXPORTED void vdnn_step_statistics(int64_t number, int64_t* into) {
