@@ -123,8 +123,8 @@ def test_a_share_is_one_of_the_whole_iteration() -> None:
 
 def test_too_many_steps_in_flight_are_refused_with_bytes_that_work() -> None:
     with pytest.raises(Infeasible, match="8 steps in flight") as refused:
-        vdnn.plan(network(), (batch(0),), budget="12%", in_flight=8)
-    vdnn.plan(network(), (batch(0),), budget=refused.value.minimum_nbytes, in_flight=8)
+        vdnn.plan(network(), (batch(0),), budget="12%", in_flight=8, strategy="greedy")
+    vdnn.plan(network(), (batch(0),), budget=refused.value.minimum_nbytes, in_flight=8, strategy="greedy")
 
 
 @pytest.mark.parametrize("in_flight", [0, -1, 2.5, True])

@@ -19,7 +19,7 @@ import vdnn
 from vdnn.api import session_of
 from vdnn.report.process_part import ProcessPart
 from vdnn.runtime.process_memory import in_child, status_nbytes
-from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
+from vdnn.runtime.step_memory import StepMemory, UnplannedMemory, returned_memory
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Slots, StepAllocator
 from vdnn.runtime.step_memory.library import step_library
 from vdnn.units import MiB
@@ -234,6 +234,17 @@ def test_idle_pages_are_given_back_and_what_lies_in_the_arena_is_not(library: An
     again = torch.ones(MiB, dtype=torch.uint8)
     allocator.end_half([])
     assert int(again.sum()) == MiB
+
+
+def test_work_that_is_repeated_gets_its_pages_again_and_gives_them_back_at_the_end() -> None:
+    with returned_memory():
+        first = torch.ones(MiB).data_ptr()
+        assert torch.ones(MiB).data_ptr() == first
+        torch.ones(2 * MiB)
+        before_nbytes = status_nbytes("VmRSS")
+        large = torch.ones(16 * MiB)
+        del large
+    assert status_nbytes("VmRSS") < before_nbytes + 4 * MiB
 
 
 def test_a_block_outlives_the_model_it_was_made_for(library: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
-from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
+from vdnn.runtime.step_memory.allocator import StepAllocator
 from vdnn.runtime.step_memory.library import step_library
 from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
 
@@ -27,14 +27,15 @@ def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMe
 
 @contextmanager
 def returned_memory() -> Iterator[None]:
-    """Large blocks that this thread takes inside go back to the system when they are freed. For work beside steps, such
-    as measuring ops: malloc would keep holes of their size for good."""
+    """Large blocks that this thread takes inside go back to the system soon after they are freed. For work beside
+    steps, such as measuring ops: malloc would keep holes of their size for good. A block of the same size is taken again
+    first, as in a step: an op that is timed should not be timed with page faults that its step does not have."""
     library = step_library()
     if library.functions is None:
         yield
         return
     allocator = StepAllocator(library.functions)
-    allocator.begin_half(NO_SLOTS)
+    allocator.begin_repeated()
     try:
         yield
     finally:

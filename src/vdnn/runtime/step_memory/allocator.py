@@ -80,6 +80,10 @@ class StepAllocator:
             self._number, slots.slots.ctypes.data, len(slots.slots), slots.extents.ctypes.data, len(slots.extents)
         )
 
+    def begin_repeated(self) -> None:
+        """A half without a layout, of work that is repeated: what it frees waits for the next time."""
+        self._functions.vdnn_step_begin_repeated(self._number)
+
     def end_half(self, held_addresses: Sequence[int]) -> None:
         addresses = (ctypes.c_int64 * len(held_addresses))(*held_addresses)
         self._functions.vdnn_step_end_half(self._number, ctypes.addressof(addresses), len(held_addresses))

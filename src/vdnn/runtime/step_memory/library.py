@@ -38,6 +38,7 @@ SIGNATURES = {
     "open": (NUMBER,),
     "close": (None, NUMBER),
     "begin_half": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
+    "begin_repeated": (None, NUMBER),
     "end_half": (None, NUMBER, NUMBERS, NUMBER),
     "watch_outside": (None, NUMBER),
     "unwatch_outside": (None, NUMBER),

@@ -151,6 +151,7 @@ struct Half {
   std::vector<Extent> extents;
   size_t next_slot;
   int64_t number;  /* -1: outside of any half */
+  bool repeats = false; /* the same work again and again: what is freed waits for its next time */
 };
 
 std::mutex& mutex() {
@@ -180,6 +181,11 @@ char* map_block(Memory& memory, int64_t nbytes) {
 void unmap_block(Memory& memory, char* address, int64_t nbytes) {
   munmap(address, rounded_up(nbytes, kPage));
   memory.counted.outside_nbytes -= rounded_up(nbytes, kPage);
+}
+
+void drop_waiting(Memory& memory) {
+  for (auto& [nbytes, address] : memory.waiting) unmap_block(memory, address, nbytes);
+  memory.waiting.clear();
 }
 
 /* The slot that the layout has for the next block of so many bytes. What came in between and is not here is passed over,
@@ -277,7 +283,10 @@ void* take(Half& half, int64_t nbytes) {
   Block block{half.memory, nullptr, kSmall, nbytes, memory.generation, memory.log.size(), is_outside, {}};
   const Slot* slot = next_slot(half, nbytes);
   char* address = nullptr;
-  if (slot != nullptr && slot->kind == kKept && nbytes >= kMapped) {
+  if (half.repeats && nbytes >= kMapped) {
+    if (memory.waiting.count(nbytes) == 0) drop_waiting(memory); /* other work begins */
+    address = take_kept(memory, nbytes, block);
+  } else if (slot != nullptr && slot->kind == kKept && nbytes >= kMapped) {
     address = take_kept(memory, nbytes, block);
   } else if (slot != nullptr && slot->kind != kKept) {
     address = take_slot(memory, half, *slot, block);
@@ -366,11 +375,6 @@ std::vector<std::shared_ptr<Memory>>& memories() {
 
 std::shared_ptr<Memory> memory_of(int64_t number) { return memories().at(number); }
 
-void drop_waiting(Memory& memory) {
-  for (auto& [nbytes, address] : memory.waiting) unmap_block(memory, address, nbytes);
-  memory.waiting.clear();
-}
-
 void lock_all() { mutex().lock(); }
 void unlock_all() { mutex().unlock(); }
 
@@ -426,6 +430,14 @@ EXPORTED void vdnn_step_begin_half(
                      {first_extent, first_extent + num_extents},
                      0,
                      memory->num_halves++});
+}
+
+/* The same for work that is repeated, such as an op that is timed: blocks that are freed wait, and go back to the system
+   when a block of another size is asked for. Ends with `end_half`. */
+EXPORTED void vdnn_step_begin_repeated(int64_t number) {
+  std::lock_guard<std::mutex> lock(mutex());
+  auto memory = memory_of(number);
+  running.push_back({memory, {}, {}, 0, memory->num_halves++, true});
 }
 
 /* Until `unwatch_outside`, what this thread takes outside of halves is logged too, as half -1 and as held. */
