@@ -28,8 +28,8 @@ def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMe
 @contextmanager
 def returned_memory() -> Iterator[None]:
     """Large blocks that this thread takes inside go back to the system soon after they are freed. For work beside
-    steps, such as measuring ops: malloc would keep holes of their size for good. A block of the same size is taken again
-    first, as in a step: an op that is timed should not be timed with page faults that its step does not have."""
+    steps, such as measuring ops: malloc would keep holes of their size for good. A block of the same size is taken
+    again first, as in a step: an op that is timed should not be timed with page faults that its step does not have."""
     library = step_library()
     if library.functions is None:
         yield
