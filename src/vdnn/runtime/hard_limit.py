@@ -27,7 +27,7 @@ CONTROL_GROUP, DATA = "control group", "RLIMIT_DATA"
 ALLOWED_SHARE = 1.02
 """How many times its budget a process may take beyond an idle interpreter."""
 
-BESIDE_NBYTES = {CONTROL_GROUP: 24 * MiB, DATA: 96 * MiB}
+BESIDE_NBYTES = {CONTROL_GROUP: 24 * MiB, DATA: 128 * MiB}
 """What is allowed beside that, by kind of limit: the interpreter's own objects of a captured graph; and where addresses
 count, the heap that planning leaves free and threads of transfers with 8 MiB of stack each. Note: [Addresses count]"""
 
