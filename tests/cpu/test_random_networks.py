@@ -10,12 +10,13 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from equivalence import assert_measured_as_simulated, assert_same, train, virtualize
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from nets import EITHER_FRONT_END, options
 from torch import Tensor, nn
 
 from random_examples import examples
+from vdnn.errors import InexactTrace
 
 CHANNELS = 4
 
@@ -129,5 +130,9 @@ def test_a_random_network_trains_as_planned(front_end: str, block: Any) -> None:
     model = copy.deepcopy(plain)
     expected = train(plain, plain, args, steps=2)
     virtual = virtualize(model, **options(front_end, *args))
-    assert_same(expected, train(virtual, model, args, steps=2))
+    try:
+        found = train(virtual, model, args, steps=2)
+    except InexactTrace:
+        reject()  # a layout that PyTorch's trace gets wrong is refused, never computed otherwise
+    assert_same(expected, found)
     assert_measured_as_simulated(virtual)
