@@ -236,6 +236,20 @@ def test_idle_pages_are_given_back_and_what_lies_in_the_arena_is_not(library: An
     assert int(again.sum()) == MiB
 
 
+def test_another_iteration_does_not_come_on_top_of_an_idle_arena(library: Any) -> None:
+    """A better plan that takes over, or another shape, is recorded apart from the arena of the iterations before it."""
+    memory, nbytes = StepMemory(StepAllocator(library)), 64 * MiB
+    before_nbytes = status_nbytes("VmRSS")
+    resident_nbytes = []
+    for key in ("one", "one", "one", "other"):
+        with memory.half(key, is_forward=True):
+            block = torch.ones(nbytes, dtype=torch.uint8)
+            resident_nbytes.append(status_nbytes("VmRSS") - before_nbytes)
+            del block
+    assert memory.counts().num_planned == 1, "the iteration before was learned"
+    assert max(resident_nbytes) < 1.5 * nbytes
+
+
 def test_work_that_is_repeated_gets_its_pages_again_and_gives_them_back_at_the_end() -> None:
     with returned_memory():
         first = torch.ones(MiB).data_ptr()

@@ -163,6 +163,8 @@ class StepMemory:
         self._keys, self._num_faults = [], 0
         self._followed = self._planned.get(key)
         self._is_followed = self._followed is not None
+        if not self._is_followed:  # it is recorded apart from the arena, whose pages would come on top
+            self.make_room()
 
     def _end_iteration(self) -> None:
         """The iteration before is over: nothing that it stashed is alive."""
