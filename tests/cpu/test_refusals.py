@@ -192,3 +192,26 @@ def test_a_model_in_which_nothing_requires_a_gradient_has_nothing_to_report() ->
     virtual = virtualize(nn.Linear(4, 4).requires_grad_(False), sample=(rows(),))
     virtual(rows())
     assert executors(virtual) == []
+
+
+@EITHER_FRONT_END
+def test_backward_inside_autocast_is_refused_and_behind_it_has_the_bits_of_plain_pytorch(front_end: str) -> None:
+    """Plain PyTorch computes a backward in the types of the autocast in which it is called."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+    x = torch.randn(6, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        virtual = virtualize(model, **options(front_end, x))
+        loss = virtual(x).float().square().mean()
+        with pytest.raises(Unsupported, match=r"Move loss\.backward\(\) behind the autocast block"):
+            loss.backward()
+        loss = virtual(x).float().square().mean()
+    loss.backward()
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(x).float().square().mean()
+    loss.backward()
+    for parameter, gradient in zip(model.parameters(), found, strict=True):
+        assert gradient is not None
+        assert torch.equal(parameter.grad, gradient)

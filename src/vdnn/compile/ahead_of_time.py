@@ -18,6 +18,7 @@ from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.session import Session
 from vdnn.compile.signature import signature_of
 from vdnn.errors import CaptureFailed, Unsupported
+from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import aot_compile_joint_with_descriptors, plain_call
 
 
@@ -71,4 +72,4 @@ class AheadOfTime:
             )
             return compiled(*(state[name] for name in names), *args, **kwargs)
 
-        return step
+        return refusing_backward_in_autocast(step)

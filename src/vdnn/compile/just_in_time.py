@@ -30,6 +30,7 @@ from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.session import MAX_CAPTURES, Session
 from vdnn.eager.op_watch import Watch
 from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
+from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import (
     BackendCompilerFailed,
     TorchDynamoException,
@@ -59,7 +60,7 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
     try:
         _refuse_gru_cells(graph)
         with eager_kernels():
-            return compile_graph(graph, inputs)
+            return refusing_backward_in_autocast(compile_graph(graph, inputs))
     except InexactTrace as reason:
         if session.is_bound:
             raise
