@@ -18,8 +18,10 @@ from vdnn.compile.executable import edition_for
 from vdnn.compile.replanning import Replanner
 from vdnn.compile.step_times import SEEN, step_times, with_codec_factors, with_factors
 from vdnn.cost.cost_cache import CostCache
+from vdnn.cost.tried import SCALED
 from vdnn.environment import CACHE_DIR
 from vdnn.hardware.device import CodecSpeed
+from vdnn.hardware.observed_links import ObservedLink
 from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.timeline import COMPUTE
 from vdnn.plan.plan import Plan
@@ -158,6 +160,45 @@ def test_a_disk_that_becomes_slow_is_noticed_and_avoided() -> None:
     problem = replace(executor.plan.problem, hardware=slow)
     best = solve_with_workspaces(problem, "auto")
     assert replace(executor.plan, problem=problem).step_time_s <= 1.3 * best.step_time_s
+
+
+def test_a_second_shape_has_the_form_of_the_first_and_its_own_bits() -> None:
+    plain, own = network(), network()
+    virtual = vdnn.virtualize(own, budget="80%", costs="tried", device=DISK)
+    for images in (IMAGES, IMAGES[:6]):
+        for model, state in ((plain, plain), (virtual, own)):
+            state.zero_grad()
+            model(images).square().sum().backward()
+        pairs = zip(plain.parameters(), own.parameters(), strict=True)
+        assert all(torch.equal(one.grad, other.grad) for one, other in pairs)  # type: ignore[arg-type]
+    first, second = executors(virtual)
+    assert second.plan.problem.form == first.plan.problem.form
+    assert SCALED in {cost.source for cost in second.plan.problem.costs.ops}
+    assert second.measured.timeline is not None
+    assert second.measured.timeline.peak_nbytes <= (second.plan.problem.budget_nbytes or 0)
+
+
+def test_links_that_scatter_are_not_planned_for_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies take one time and twice that in turns, and every step is late."""
+    training = Training(budget="70%")
+    replanner, executor = training.replanner, training.executor
+    for _ in range(4):
+        training.step()
+    replanner.wait()
+    replanner.before_step()
+    replanner._expected_s, before = 1.0, replanner.num_planned
+    monkeypatch.setattr("vdnn.compile.replanning._has_drifted", lambda *_: False)
+    monkeypatch.setattr("vdnn.compile.replanning._is_late", lambda _: True)
+    believed, nbytes = executor.plan.problem.hardware.link("device", "disk"), 1 << 24
+    for k in range(40):
+        seconds = (1 + k % 2) * (believed.latency_s + nbytes / believed.bandwidth_bytes_per_s)
+        seen = ObservedLink("disk", is_back=False, num_copies=1, nbytes=nbytes, busy_s=seconds)
+        monkeypatch.setattr(replanner, "_links_since", lambda seen=seen: (seen,))
+        monkeypatch.setattr(executor.measured, "timed", [])
+        replanner._expected_s = 1.0
+        replanner.before_step()
+        replanner.wait()
+    assert 1 <= replanner.num_planned - before <= 8
 
 
 def moving_edition(training: Training) -> Edition:

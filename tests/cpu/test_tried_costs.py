@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import vdnn
 from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import OpCall, OpVariant, Run, measure
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.cost.tried import OUTLINE, TRIED, Trials
+from vdnn.cost.tried import OUTLINE, SCALED, TRIED, Trials
 from vdnn.errors import Infeasible
 from vdnn.units import KiB, MiB
 
@@ -102,6 +103,24 @@ def test_variants_are_held_to_the_bits_of_the_op(cache: CostCache):
     found.try_variants()
     assert found.is_complete()
     assert {cost.variant for cost in found.variants()[0]} - {""} == {"lean"}
+
+
+def test_a_second_shape_is_scaled_and_only_workspaces_are_looked_at_again(cache: CostCache):
+    """Note: [A second shape]"""
+    lean, needy = Needy(64 * KiB, 0), Needy(64 * KiB + 1, 2 * MiB)
+    calls = [replace(lean.call(), family="lean"), needy.call()]
+    first = tried(calls, cache)
+    first.factors = {calls[1].key: 3.0}
+    larger, needier = Needy(128 * KiB, 0), Needy(128 * KiB + 1, 5 * MiB)
+    outline = CostTable((OpCost(0.25), OpCost(0.25)))
+    again = Trials([replace(larger.call(), family="lean"), needier.call()], outline, cache, like=first)
+    assert (larger.num_runs, needier.num_runs) == (0, 1)
+    assert {cost.source for cost in again.costs.ops} == {SCALED}
+    assert again.costs[0].seconds == pytest.approx(2 * first.costs[0].seconds)
+    assert again.costs[1].seconds == pytest.approx(2 * 3 * first.costs[1].seconds)
+    assert [cost.workspace_nbytes for cost in again.costs.ops] == [0, 5 * MiB]
+    other = Trials([needier.call()], CostTable((OpCost(0.25),)), cache, like=first)
+    assert not other.has_counterparts, "another program has none"
 
 
 def test_workspaces_are_those_of_a_measurement():

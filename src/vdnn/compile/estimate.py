@@ -30,6 +30,9 @@ VARIANTS_S = 1.5
 """How long other ways of computing ops are tried before the first plan. The rest is tried before the second step, or at
 once: where no plan fits, and where the first plan is the last."""
 
+AGAIN_VARIANTS_S = 0.3
+"""The same at a second shape, where those come first that were of use before."""
+
 SMALL_ROOM_NBYTES = 16 * MiB
 """Trials may always take this much: a few megabytes more or less are the interpreter's own affair."""
 
@@ -45,9 +48,11 @@ class Estimate:
     trials: Trials | None = None
 
 
-def estimate(lowered: Lowered, options: Options, *, variants_s: float = VARIANTS_S) -> Estimate:
+def estimate(
+    lowered: Lowered, options: Options, *, variants_s: float = VARIANTS_S, like: Trials | None = None
+) -> Estimate:
     """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
-    other ways. `variants_s`: how long those are tried."""
+    other ways. `variants_s`: how long those are tried. `like`: what is known of the step at another shape."""
     outline = roofline(lowered.graph, options.hardware)
     if options.chosen_costs == "roofline":
         return Estimate(outline, {})
@@ -55,9 +60,12 @@ def estimate(lowered: Lowered, options: Options, *, variants_s: float = VARIANTS
     with without_modes():  # real ops on real tensors, in the middle of a trace
         if options.chosen_costs == "tried":
             room = room_nbytes(lowered.graph, outline, options)
-            trials = Trials(calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress)
+            trials = Trials(
+                calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress, like=like
+            )
             if options.budget is not None:
-                trials.try_variants(variants_s if options.replan else None)
+                least_s = min(variants_s, AGAIN_VARIANTS_S) if trials.has_counterparts else variants_s
+                trials.try_variants(least_s if options.replan else None)
             return _of_trials(trials, lowered.graph, outline)
         costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, outline)
         if options.budget is None:

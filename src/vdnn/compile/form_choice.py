@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, tee
 from time import perf_counter
 
 from vdnn.compile.decide import decide
-from vdnn.compile.estimate import all_tried, estimate
-from vdnn.compile.traced_step import FormProblem, PlannedStep
+from vdnn.compile.estimate import AGAIN_VARIANTS_S, all_tried, estimate
+from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent
 from vdnn.cost.roofline import roofline
+from vdnn.cost.tried import Trials
 from vdnn.errors import ForeignPlan, Infeasible
 from vdnn.options import Options
 from vdnn.plan.files.saved import opened
@@ -26,6 +27,9 @@ from vdnn.plan.model.bounds import largest_op_nbytes
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import strategy_named
+
+TRACED = ""
+"""The name of the form that was traced."""
 
 WORTH_A_LOOK = 0.03
 """Share of the step time that a budget may cost before other forms are looked at."""
@@ -43,12 +47,22 @@ MOST_PRICED = 2
 """Forms that are priced and solved at most, once one of them fits."""
 
 
-def choose_form(traced: FormProblem, others: Iterable[FormProblem], options: Options) -> PlannedStep:
-    """The fastest form within the budget; Infeasible with the least that any form needs when there is none.
+def choose_form(
+    traced: FormProblem, others: Iterable[FormProblem], options: Options, precedent: Precedent | None = None
+) -> PlannedStep:
+    """The fastest form within the budget; Infeasible with the least that any form needs when there is none. Where the
+    form that was chosen for another shape fits, it is that one.
 
     `others` are priced in outline, and made only when they are looked at.
     """
     search = _Search(options, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
+    if precedent is not None:
+        waiting, others = tee(others)
+        form = _as_before(traced, waiting, precedent, options)
+        if form is not None:
+            search.look_at(form, is_last=False)
+        if search.best is not None:
+            return PlannedStep(*search.best, search.decide_s)
     search.look_at(traced)
     is_settled = search.best is not None and len(traced.problem.graph) > LONG_STEP_NUM_OPS
     if not is_settled and not search.is_good_enough(WORTH_A_LOOK):
@@ -65,6 +79,16 @@ def choose_form(traced: FormProblem, others: Iterable[FormProblem], options: Opt
     return PlannedStep(*search.best, search.decide_s)
 
 
+def _as_before(
+    traced: FormProblem, others: Iterable[FormProblem], precedent: Precedent, options: Options
+) -> FormProblem | None:
+    """The form that was chosen for another shape, priced; None where it is not offered."""
+    if precedent.form == TRACED:
+        return traced
+    form = next((form for form in others if form.problem.form == precedent.form), None)
+    return None if form is None else price(form, options, precedent.trials.get(precedent.form))
+
+
 def follow_saved_plan(traced: FormProblem, others: Iterable[FormProblem], options: Options) -> PlannedStep:
     """The saved plan, in the form that it was made for."""
     assert options.plan is not None, "no saved plan is to be followed"
@@ -74,11 +98,11 @@ def follow_saved_plan(traced: FormProblem, others: Iterable[FormProblem], option
     return PlannedStep(form, decide(form.problem, options), perf_counter() - begin)
 
 
-def price(form: FormProblem, options: Options) -> FormProblem:
-    """With what its ops really take; the same where the outline is all there is."""
+def price(form: FormProblem, options: Options, like: Trials | None = None) -> FormProblem:
+    """With what its ops really take; the same where the outline is all there is. `like`: at another shape."""
     if options.chosen_costs == "roofline":
         return form
-    found = estimate(form.lowered, options, variants_s=0.0)
+    found = estimate(form.lowered, options, variants_s=0.0 if like is None else AGAIN_VARIANTS_S, like=like)
     return replace(form, problem=replace(form.problem, costs=found.costs, variants=found.variants), trials=found.trials)
 
 
@@ -135,11 +159,14 @@ class _Search:
         finally:
             self.decide_s += perf_counter() - begin
 
-    def look_at(self, form: FormProblem, plan: Plan | None = None) -> None:
-        """`plan`: where it is known already. What does not fit as far as it was tried is tried to the end."""
+    def look_at(self, form: FormProblem, plan: Plan | None = None, *, is_last: bool = True) -> None:
+        """`plan`: where it is known already. What does not fit as far as it was tried is tried to the end, unless
+        somebody looks further."""
         try:
             plan = plan or self.decided(form.problem)
         except Infeasible as reason:
+            if not is_last:
+                return None
             more = more_tried(form, self.options) if self.best is None else None
             if more is not None:
                 return self.look_at(more)

@@ -21,13 +21,13 @@ from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.disk_room import plan_in_room
 from vdnn.compile.estimate import estimate
 from vdnn.compile.executable import edition_of, exact_rerun_of
-from vdnn.compile.form_choice import choose_form, follow_saved_plan
+from vdnn.compile.form_choice import TRACED, choose_form, follow_saved_plan
 from vdnn.compile.forms import forms
 from vdnn.compile.inductor.fuse import fuse
 from vdnn.compile.replanning import Replanner
 from vdnn.compile.seen_storages import with_seen
 from vdnn.compile.session import Session
-from vdnn.compile.traced_step import FormProblem, PlannedStep, TracedStep
+from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
 from vdnn.options import Options
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import resolve_budget
@@ -53,6 +53,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     with returned_memory():
         planned = plan_in_room(partial(plan_step, step), session.options, session.disk_room)
     form, plan = planned.form, planned.plan
+    session.precedent = precedent_of(form) or session.precedent
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
     exact_rerun = exact_rerun_of(planned, session)
     programs = [program(half) for half in halves]
@@ -76,11 +77,21 @@ def is_replanned(options: Options, form: FormProblem) -> bool:
     return options.replan and options.plan is None and form.trials is not None and options.compiler == "eager"
 
 
+def precedent_of(form: FormProblem) -> Precedent | None:
+    """What the next shape of this model may go by; None where nothing was tried."""
+    forms = {TRACED: form.traced or form, form.problem.form: form}
+    trials = {name: found.trials for name, found in forms.items() if found.trials is not None}
+    return Precedent(form.problem.form, trials) if trials else None
+
+
 def plan_step(step: TracedStep, options: Options) -> PlannedStep:
     """The form in which the step is run, and what to do with its storages."""
     traced = describe_step(step, options)
     others = other_forms(step, traced, options)
-    planned = (choose_form if options.plan is None else follow_saved_plan)(traced, others, options)
+    if options.plan is None:
+        planned = choose_form(traced, others, options, step.precedent)
+    else:
+        planned = follow_saved_plan(traced, others, options)
     plan, peak = planned.plan, format_nbytes(planned.plan.peak_nbytes)
     log.info("%s: %d ops %s, %s, peak %s", step.name, len(plan.problem.graph), plan.problem.form, plan.strategy, peak)
     return planned
@@ -93,7 +104,7 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     inputs = describe_inputs(joint.graph, step.plain_inputs)
     lowered = with_seen(lower(joint, inputs, step.num_forward_outputs, name=step.name), step.seen)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    found = estimate(lowered, options)
+    found = estimate(lowered, options, like=None if step.precedent is None else step.precedent.trials.get(TRACED))
     problem = Problem(
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
@@ -115,6 +126,6 @@ def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iter
     wanted = None if options.plan is None else opened(options.plan).problem.form
     for form in forms(step.joint, step.num_forward_outputs, exact=options.exact, plain=step.plain_inputs):
         if wanted in (None, form.name):
-            described = describe_step(replace(step, joint=form.make()), outline)
+            described = describe_step(replace(step, joint=form.make(), precedent=None), outline)
             problem = replace(described.problem, form=form.name, kept_nbytes=traced.problem.kept_nbytes)
             yield replace(described, problem=problem, traced=traced)

@@ -58,6 +58,12 @@ FAR_OFF = 0.25
 LINK_FAR_OFF = 1.5
 """How many times slower, or faster, than believed a link must be for the plan to be made again at once."""
 
+LINK_VERY_FAR_OFF = 3.0
+"""How many times it must be for nobody to wait, though the plan was made for other links a few steps ago."""
+
+MOST_RESTED = 64
+"""Steps for which links are left alone at most, after the plan was made for them again and again."""
+
 OBSERVED_NBYTES, OBSERVED_S = 1 * MiB, 5e-3
 """Copies of less, in less time, say little about a link."""
 
@@ -84,6 +90,10 @@ class Replanner:
         self._expected_s: float | None = None
         self._has_new_variants = False
         self._may_try, self._num_changes = True, 0
+        self._num_rests, self._rested = 1, 0
+        self.num_planned = 0
+        """How often a plan was made again."""
+
         self._lock = threading.Lock()
         self._others: Share = others_share()
         self._thread: threading.Thread | None = None
@@ -108,8 +118,11 @@ class Replanner:
             self._thread = None
             self._take_over(executor)
         self._try_variants()
-        if _is_late(executor) and _are_far_off(links, executor.plan.problem.hardware):
+        self._rested -= self._rested > 0
+        if _is_late(executor) and self._are_worth_a_plan(links, executor.plan.problem.hardware):
             log.info("%s: copies take other times than believed: planning again", self._name)
+            self._num_rests = min(2 * self._num_rests, MOST_RESTED)
+            self._rested = self._num_rests
             self._begin(executor, None, links)
         elif len(executor.measured.timed) >= NUM_TIMED:
             self._learn(executor, links)
@@ -118,6 +131,10 @@ class Replanner:
         elif _has_drifted(executor, self._expected_s):
             self._expected_s = None
             executor.times_next = True
+
+    def _are_worth_a_plan(self, links: tuple[ObservedLink, ...], hardware: Hardware) -> bool:
+        """Links scatter: after each plan for them they are left alone twice as long, unless they are very far off."""
+        return _are_far_off(links, hardware, LINK_FAR_OFF if self._rested == 0 else LINK_VERY_FAR_OFF)
 
     def wait(self) -> None:
         """Until a plan that is being made is there. For tests and measurements."""
@@ -163,11 +180,13 @@ class Replanner:
         codecs: Mapping[CodecCall, float] = {}
         if seen is not None:
             self._factors |= {key: self._factors.get(key, 1.0) * factor for key, factor in seen.factors.items()}
+            self._trials.factors = dict(self._factors)
             codecs = seen.codec_factors
             self._remember()
         hardware = as_observed(with_codec_factors(executor.plan.problem.hardware, codecs), links)
         self._problem = self._priced(executor.plan, hardware)
         self._has_new_variants = False
+        self.num_planned += 1
         self._thread = threading.Thread(target=self._improve, args=(executor.plan,), name="vdnn-replan")
         self._thread.start()
 
@@ -240,9 +259,9 @@ def _is_late(executor: Executor) -> bool:
     return last_s is not None and last_s > executor.plan.step_time_s * (2 if is_first else 1 + OFF_BY)
 
 
-def _are_far_off(links: tuple[ObservedLink, ...], hardware: Hardware) -> bool:
+def _are_far_off(links: tuple[ObservedLink, ...], hardware: Hardware, times: float) -> bool:
     found = (link.slowdown(hardware) for link in links)
-    return any(slow is not None and not 1 / LINK_FAR_OFF < slow < LINK_FAR_OFF for slow in found)
+    return any(slow is not None and not 1 / times < slow < times for slow in found)
 
 
 def _has_drifted(executor: Executor, expected_s: float) -> bool:

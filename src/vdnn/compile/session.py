@@ -16,6 +16,7 @@ from torch import nn
 from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
+from vdnn.compile.traced_step import Precedent
 from vdnn.errors import CaptureFailed, InvalidInput, Unsupported
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.options import Options
@@ -48,6 +49,9 @@ class Session:
     seen: SeenStorages = field(default_factory=SeenStorages)
     eager: Callable[[], EagerFallback | None] = lambda: None
     """What runs the model where no graph of it can be had; weakly, for it holds the model."""
+
+    precedent: Precedent | None = None
+    """What was decided for the shape before."""
 
     def __post_init__(self) -> None:
         self.options = self.options.on_known_hardware(runs=True)

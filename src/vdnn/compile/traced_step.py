@@ -6,7 +6,7 @@ AOTAutograd handed over, and every form of the step is made from it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -20,10 +20,18 @@ from vdnn.plan.plan import Plan
 
 
 @dataclass(frozen=True)
+class Precedent:
+    """What was decided for the same model at another shape: the form, and by form what was tried of its ops."""
+
+    form: str
+    trials: Mapping[str, Trials]
+
+
+@dataclass(frozen=True)
 class TracedStep:
     """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
     position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
-    traced, `surroundings` what else was alive with them."""
+    traced, `surroundings` what else was alive with them. `precedent` is the same model at another shape."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
@@ -31,6 +39,7 @@ class TracedStep:
     name: str
     seen: Seen = field(default_factory=dict)
     surroundings: Surroundings = ALONE
+    precedent: Precedent | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,12 @@ An op is run only if its inputs, its outputs and the workspace that is expected 
 first, and show how much workspace ops of their family take for each byte that they read and write; of a family that
 nobody has seen as much is expected as it reads and writes. What does not fit is priced by the roofline, with the
 workspace that is expected.
+
+Note: [A second shape]
+A model that comes with other shapes has the same ops in the same order. Each op then has a counterpart in the trials of
+the earlier shape: its seconds are the counterpart's, scaled as the roofline scales. Of a family that never took a
+workspace nothing is run. Other ops run once, because a workspace follows no rule (libraries choose by shape), and so do
+the variants that were of use before, because bits follow none either.
 """
 
 from __future__ import annotations
@@ -31,14 +37,16 @@ from vdnn.cost.timed_groups import naming
 
 log = logging.getLogger(__name__)
 
-TRIED, OUTLINE = "tried", "expected"
-"""The sources of a cost that a single run has shown, and of one that could not be run."""
+TRIED, OUTLINE, SCALED = "tried", "expected", "tried at another shape"
+"""The sources of a cost that a single run has shown, of one that could not be run, and of one whose seconds are scaled
+from those of an earlier shape."""
 
 LONG_RUN_S = 0.02  # a run of so long is not repeated: what a library prepares at its first call hardly shows in it
 LITTLE_GAIN = 0.75  # of an op's time: a single run of a variant seems faster than it is, by up to so much
 EXPECTED_WORKSPACE = (
     1.0  # of what an op reads and writes: a convolution that reorders all of it; nothing seen took more
 )
+_ALL: frozenset[str] = frozenset({"all of them"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,17 @@ class Seen:
     workspace_nbytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Counterpart:
+    """What an op at another shape says of this one: seconds, scaled, and the ways of computing it that are of use."""
+
+    seconds: float
+    variants: frozenset[str]
+
+
 class Trials:
     """What is tried of one captured step. `room_nbytes` bounds what a trial may allocate; None: nothing does.
-    `outline` prices the ops that may not be run."""
+    `outline` prices the ops that may not be run. `like`: the trials of the same step at another shape."""
 
     def __init__(
         self,
@@ -62,10 +78,15 @@ class Trials:
         room_nbytes: int | None = None,
         exact: bool = True,
         progress: Progress | None = None,
+        like: Trials | None = None,
     ) -> None:
         self._calls, self._outline, self._cache = [call or VIEW for call in calls], outline, cache
         self.room_nbytes, self._exact, self._progress = room_nbytes, exact, progress
-        self._ratios: dict[str, float] = {}
+        self._ratios: dict[str, float] = {} if like is None else dict(like._ratios)
+        self._counterparts = {} if like is None else self._counterparts_in(like)
+        self.factors: dict[str, float] = {}
+        """By key: what training steps took over what is believed here. For trials of other shapes."""
+
         self.is_exhausted = False
         self._costs = self._known_or_tried()
         self._of_variants: dict[str, OpCost] = cache.lookup(self._wanted())
@@ -79,6 +100,11 @@ class Trials:
         """Of every op, by moment: under these its cost is remembered."""
         return tuple(call.key for call in self._calls)
 
+    @property
+    def has_counterparts(self) -> bool:
+        """Whether most is known from another shape. Note: [A second shape]"""
+        return bool(self._counterparts)
+
     def is_complete(self) -> bool:
         """Whether there is nothing left to try in this room."""
         return not self._untried()
@@ -90,7 +116,7 @@ class Trials:
         for moment, call in enumerate(self._calls):
             found = [
                 replace(self._of_variants[key], variant=variant.name)
-                for key, variant in _offered(call, self._exact)
+                for key, variant in self._offered(call)
                 if key in self._of_variants and self._is_worthwhile(call)
             ]
             usable = [cost for cost in found if cost.exact or not self._exact]
@@ -102,6 +128,7 @@ class Trials:
     def try_rest(self, room_nbytes: int | None) -> None:
         """All that is left, in as much room as this: for a step that does not fit as far as it is known."""
         self.is_exhausted, self.room_nbytes = True, room_nbytes
+        self._counterparts = {key: replace(c, variants=_ALL) for key, c in self._counterparts.items()}
         self._costs = self._known_or_tried()
         self.try_variants()
 
@@ -132,8 +159,11 @@ class Trials:
         begin, found = perf_counter(), {}
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             for done, call in enumerate(unknown, start=1):
-                if self._fits(call):
-                    found[call.key] = _tried(call)
+                alike = self._counterparts.get(call.key)
+                if alike is not None and self._ratios.get(call.family) == 0:
+                    costs[call.key] = OpCost(alike.seconds, 0, SCALED)
+                elif self._fits(call):
+                    found[call.key] = _tried(call, alike)
                     self._learn(call, found[call.key].workspace_nbytes)
                 else:
                     outline = self._outline[moment_of[call.key]]
@@ -142,6 +172,32 @@ class Trials:
         self._cache.store_all(found)
         log.info("tried %d of %d distinct ops in %.1f s", len(found), len(distinct), perf_counter() - begin)
         return costs | found
+
+    def _counterparts_in(self, like: Trials) -> dict[str, Counterpart]:
+        """By key. Nothing where the other step is another program."""
+        if [call.family for call in self._calls] != [call.family for call in like._calls]:
+            return {}
+        useful = like.variants()
+        return {
+            call.key: Counterpart(
+                like._seen_s(moment) * self._outline[moment].seconds / max(like._outline[moment].seconds, 1e-12),
+                frozenset(cost.variant for cost in useful.get(moment, ())),
+            )
+            for moment, call in enumerate(self._calls)
+            if call is not VIEW
+        }
+
+    def _seen_s(self, moment: int) -> float:
+        """Of an op, as far as is known by now."""
+        key = self._calls[moment].key
+        return self._costs[key].seconds * self.factors.get(key, 1.0)
+
+    def _offered(self, call: OpCall) -> list[tuple[str, OpVariant]]:
+        """As `measured.py` names them. Of a second shape, those that were of use at the first."""
+        alike = self._counterparts.get(call.key)
+        useful = _ALL if alike is None else alike.variants
+        offered = [v for v in call.variants if (v.may_be_exact or not self._exact)]
+        return [(f"{call.key} as {v.name}", v) for v in offered if useful is _ALL or v.name in useful]
 
     def _fits(self, call: OpCall, extra_nbytes: int = 0) -> bool:
         """Note: [Trials stay inside the budget]"""
@@ -158,7 +214,7 @@ class Trials:
         return self._costs[call.key].workspace_nbytes >= WORTHWHILE_NBYTES
 
     def _wanted(self) -> list[str]:
-        return [key for call in self._calls if self._is_worthwhile(call) for key, _ in _offered(call, self._exact)]
+        return [key for call in self._calls if self._is_worthwhile(call) for key, _ in self._offered(call)]
 
     def _untried(self) -> list[OpCall]:
         """Calls with variants that nobody has tried and that can be, those with the largest workspaces first."""
@@ -166,15 +222,14 @@ class Trials:
         left = [
             call
             for call in distinct.values()
-            if self._fits(call, call.out_nbytes)
-            and any(key not in self._of_variants for key, _ in _offered(call, self._exact))
+            if self._fits(call, call.out_nbytes) and any(key not in self._of_variants for key, _ in self._offered(call))
         ]
         return sorted(left, key=lambda call: -self._costs[call.key].workspace_nbytes)
 
     def _tried_variants(self, call: OpCall) -> dict[str, OpCost]:
         """Held to the bits of the op itself. What is larger than the op and slower is of no use to anybody."""
         assert call.make_variants is not None, f"{call.key} has no variants"
-        names = {key: variant for key, variant in _offered(call, self._exact) if key not in self._of_variants}
+        names = {key: variant for key, variant in self._offered(call) if key not in self._of_variants}
         with naming(call.key):
             op, runs = call.make_variants([variant.name for variant in names.values()])
             results: list[object] = []
@@ -195,15 +250,13 @@ class Trials:
             self._progress(done, total)
 
 
-def _offered(call: OpCall, exact: bool) -> list[tuple[str, OpVariant]]:
-    """As `measured.py` names them."""
-    return [(f"{call.key} as {v.name}", v) for v in call.variants if v.may_be_exact or not exact]
-
-
-def _tried(call: OpCall) -> OpCost:
+def _tried(call: OpCall, alike: Counterpart | None = None) -> OpCost:
+    """`alike` knows its seconds, so that one run is enough."""
     with naming(call.key):
         run = (call.make_quickly or call.make)()
         first = _seen(run)
+        if alike is not None:
+            return OpCost(alike.seconds, first.workspace_nbytes, SCALED)
         # The first call may also have made what the library keeps for good: the second is the one to believe.
         seen = first if first.seconds >= LONG_RUN_S else _seen(run)
         return OpCost(min(first.seconds, seen.seconds), seen.workspace_nbytes, TRIED)
