@@ -11,11 +11,14 @@ Their names are found by the module's `__getattr__`: who imports one from here p
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from importlib import import_module
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -291,10 +294,83 @@ def mark_boxed(function: Any) -> None:
     function._boxed_call = True
 
 
-def capturing(*, whole: bool) -> AbstractContextManager[Any]:
-    """While open, Dynamo looks at a module's hooks before each call: one that was added later must run. With `whole`,
-    it does not break a graph for a line that a model writes to a log, nor cut one at the buckets of DDP:
-    a budget is given out once. Public `torch.compiler.config` does not have the settings."""
+NUM_ASKERS = 4
+"""How far up the calls of a model one may have asked: libraries ask through a helper or two of their own."""
+
+
+@dataclass
+class CompilingAnswers:
+    """What a model hears that asks `torch.compiler.is_compiling()` while it is captured: no, as in eager mode, because
+    some models take another branch for compilers, with other bits. Files whose eager branch Dynamo cannot trace, as a
+    capture that failed has shown, hear yes."""
+
+    asked: set[str] = field(default_factory=set)
+    hear_yes: set[str] = field(default_factory=set)
+
+    def answer(self, files: Iterable[str]) -> bool:
+        self.asked |= (files := set(files))
+        return not files.isdisjoint(self.hear_yes)
+
+    def can_say_yes_in(self, file: str) -> bool:
+        """Whether somebody in this file asked and heard no; from now on it hears yes."""
+        is_new = file in self.asked and file not in self.hear_yes
+        if is_new:
+            self.hear_yes.add(file)
+        return is_new
+
+
+class _Capture(threading.local):
+    answers: CompilingAnswers | None = None
+
+
+_CAPTURE = _Capture()
+"""Who answers the model that this thread captures; nobody: Dynamo, which always says yes."""
+
+
+class _TracingStates(dict[Callable[[], Any], bool | None]):
+    """What Dynamo answers code that asks in which state it is traced."""
+
+    questions: frozenset[Callable[[], Any]] = frozenset()
+
+    def __getitem__(self, question: Callable[[], Any]) -> bool | None:
+        frame = sys._getframe(1).f_locals.get("tx")  # who asks: Dynamo passes it to the one that asks us, not to us
+        if _CAPTURE.answers is None or question not in self.questions or frame is None:
+            return super().__getitem__(question)
+        files: list[str] = []
+        while frame is not None and len(files) < NUM_ASKERS:
+            files.append(frame.f_code.co_filename)
+            frame = frame.parent
+        return _CAPTURE.answers.answer(files)
+
+
+@functools.cache
+def _answer_for_dynamo() -> None:
+    """Dynamo folds `torch.compiler.is_compiling()` to True, and there is no setting for it."""
+    from torch._dynamo import external_utils
+    from torch._dynamo.variables import torch as dynamo_torch
+
+    states = _TracingStates(dynamo_torch.tracing_state_functions())
+    asking = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
+    states.questions = frozenset(asking)
+    vars(dynamo_torch)["tracing_state_functions"] = lambda: states
+
+
+@contextmanager
+def capturing(*, whole: bool, answers: CompilingAnswers | None) -> Iterator[None]:
+    """While open, Dynamo looks at a module's hooks before each call: one that was added later must run; `answers`
+    speaks to a model that asks whether it is compiled. With `whole`, Dynamo does not break a graph for a line that a
+    model writes to a log, nor cut one at the buckets of DDP: a budget is given out once. Public `torch.compiler.config`
+    does not have the settings."""
+    _answer_for_dynamo()
+    before, _CAPTURE.answers = _CAPTURE.answers, answers
+    try:
+        with _dynamo_settings(whole):
+            yield
+    finally:
+        _CAPTURE.answers = before
+
+
+def _dynamo_settings(whole: bool) -> AbstractContextManager[Any]:
     from torch._dynamo import config as dynamo_config
 
     settings: dict[str, Any] = {"skip_nnmodule_hook_guards": False}

@@ -73,7 +73,10 @@ HELD = {
     "torch._C._profiler": "ProfilerConfig ProfilerState _ExperimentalConfig",
     "torch._dynamo": "reset_code",
     "torch._dynamo.config": "patch skip_nnmodule_hook_guards ignore_logging_functions optimize_ddp",
+    "torch._dynamo.external_utils": "is_compiling",
+    "torch._dynamo.variables.torch": "tracing_state_functions",
     "torch._functorch.config": "patch backward_pass_autocast",
+    "torch._utils": "is_compiling",
     "torch.autograd": "_profiler_enabled",
 }
 """By module, names of functions in C and of settings, which have no signature to read."""

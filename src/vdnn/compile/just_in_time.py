@@ -8,6 +8,11 @@ Note: [Whole or as it is]
 A budget is one account, and pieces that are planned apart would each take all of it, with the Python between them
 outside. So with a budget a model is captured whole, which Dynamo decides before anything runs, or it runs as it is,
 whole, in a tensor cache (`compile/eager_fallback.py`).
+
+Note: [Are you compiled?]
+A model that asks hears no, and so takes its eager branch; where Dynamo cannot trace that one, the file in which it
+asked hears yes, and the capture begins again. A model without a budget is tried whole first, so that such a branch is
+noticed; if it has other breaks, it is captured in pieces, and hears yes as from `torch.compile`.
 """
 
 from __future__ import annotations
@@ -33,6 +38,7 @@ from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
 from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import (
     BackendCompilerFailed,
+    CompilingAnswers,
     TorchDynamoException,
     active_modes,
     aot_autograd,
@@ -101,6 +107,7 @@ class JustInTime:
         self._plain, self._backend = plain, backend
         self._fallback: EagerFallback | None = None
         self._while_modes: EagerFallback | None = None
+        self._answers: CompilingAnswers | None = CompilingAnswers()
         self._compiled = self._nothing_captured_yet()
 
     def _nothing_captured_yet(self) -> Callable[..., Any]:
@@ -113,7 +120,7 @@ class JustInTime:
             call,
             backend=self._backend,
             dynamic=False,
-            fullgraph=self._fullgraph or self._session.is_bound,
+            fullgraph=self._fullgraph or self._session.is_bound or self._answers is not None,
             recompile_limit=MAX_CAPTURES + 1,
             isolate_recompiles=True,
         )
@@ -128,7 +135,7 @@ class JustInTime:
             self._compiled = self._nothing_captured_yet()
         _BoundCapture.num_open += self._session.is_bound
         try:
-            with capturing(whole=self._session.is_bound):
+            with capturing(whole=self._session.is_bound, answers=self._answers):
                 return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
             why = failure.inner_exception
@@ -137,6 +144,8 @@ class JustInTime:
             if not self._session.is_bound:
                 raise
         except TorchDynamoException as failure:
+            if self._is_worth_another_capture(failure):
+                return self(*args, **kwargs)
             if self._fullgraph:
                 raise CaptureFailed(_explain_break(self._session.name, failure)) from failure
             if not self._session.is_bound:
@@ -149,6 +158,19 @@ class JustInTime:
         # Nothing has run: with a budget only whole graphs are taken. Note: [Whole or as it is]
         self._fallback = self._session.fall_back(self._plain, self._parts, why)
         return self._fallback(*args, **kwargs)
+
+    def _is_worth_another_capture(self, failure: TorchDynamoException) -> bool:
+        """Whether the model breaks less if it hears another answer. Note: [Are you compiled?]"""
+        if self._answers is None:
+            return False
+        innermost_first = reversed([place["file"] for place in _USER_LINE.finditer(str(failure))])
+        if any(map(self._answers.can_say_yes_in, innermost_first)):
+            return True
+        if self._fullgraph or self._session.is_bound:
+            return False
+        self._answers = None
+        self._compiled = self._nothing_captured_yet()
+        return True
 
     def _beside_modes(self) -> Callable[..., Any]:
         """Under a dispatch mode Dynamo skips everything. Inside another tensor cache it is that one's budget which is
