@@ -109,7 +109,7 @@ TORCH_WHERE_TENSORS_ARE = {"codecs.codec"}
 
 
 def module_name(path: Path) -> str:
-    """`plan/judge/simulate.py` as `plan.simulate`; a package's own file has the package's name."""
+    """`plan/judge/simulate.py` as `plan.judge.simulate`; a package's own file has the package's name."""
     parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
