@@ -194,6 +194,12 @@ def stop_recording_memory() -> list[int]:
 # Autograd
 
 
+def ends_in_a_break(captured: Any) -> bool:
+    """Whether Dynamo captured this graph up to a line that it cannot, and will capture what follows by itself.
+    Public: none."""
+    return bool(captured.compile_subgraph_reason.graph_break)
+
+
 def is_graph_kept() -> bool:
     """Whether the running backward leaves its graph for another one (`retain_graph=True`). Public: none."""
     return torch._C._autograd._get_current_graph_task_keep_graph()

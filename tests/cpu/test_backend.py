@@ -11,6 +11,7 @@ import pytest
 import torch
 from equivalence import assert_same_state, both
 from nets import ConvNet, backward, images
+from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 from vdnn.compile.backend import vdnn as backend
@@ -70,3 +71,45 @@ def test_sizes_that_are_symbols_are_refused_with_the_way_out() -> None:
     compiled = torch.compile(ConvNet(), backend=backend, dynamic=True, options=OPTIONS)
     with pytest.raises(BackendCompilerFailed, match="dynamic=False"):
         compiled(images())
+
+
+class InTwoPieces(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        torch._dynamo.graph_break()
+        return torch.tanh(self.second(x)).sum()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
+def test_a_piece_of_a_model_is_refused_with_a_budget_and_trains_without() -> None:
+    """Each piece would have the whole budget for itself."""
+    rows = torch.randn(64, 16)
+    plain = InTwoPieces()
+    model = copy.deepcopy(plain)
+    both(plain, torch.compile(model, backend=backend, dynamic=False, options=OPTIONS), lambda net: backward(net, rows))
+    assert_same_state(plain, model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=backend, dynamic=False, options={**OPTIONS, "budget": "90%"})
+    with pytest.raises(BackendCompilerFailed, match=r"a piece of one: Dynamo hands[\s\S]*Call vdnn\.virtualize"):
+        compiled(rows)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # Dynamo looks at it
+def test_a_graph_that_is_captured_beside_a_step_in_flight_is_refused_with_a_budget() -> None:
+    """Two functions with one dictionary of options are one account."""
+    options = {**OPTIONS, "budget": "100%"}
+    layers, rows = InTwoPieces(), torch.randn(64, 16)
+    first, second = (
+        torch.compile(call, backend=backend, dynamic=False, options=options)
+        for call in (lambda x: torch.tanh(layers.first(x)), lambda x: torch.tanh(layers.second(x)).sum())
+    )
+    between = first(rows)
+    with pytest.raises(BackendCompilerFailed, match="captured while 1 steps of others wait"):
+        second(between)
+    between.sum().backward()
+    del between
+    second(rows).backward()

@@ -57,6 +57,7 @@ CALLED = {
     "torch.utils._python_dispatch:_disable_current_modes": "",
     "torch.utils._python_dispatch:_get_current_dispatch_mode_stack": "",
     "torch.utils._python_dispatch:_push_mode": "mode",
+    "torch._dynamo.output_graph:GraphCompileReason": "reason, user_stack, graph_break",
     "torch.utils._python_dispatch:is_traceable_wrapper_subclass": "t",
     "torch.utils._pytree:tree_flatten": "tree",
     "torch.utils._pytree:tree_leaves": "tree",

@@ -53,6 +53,9 @@ class Session:
     precedent: Precedent | None = None
     """What was decided for the shape before."""
 
+    asked: Any = None
+    """What the user passed, where a session is found again by it (`compile/backend.py`)."""
+
     def __post_init__(self) -> None:
         self.options = self.options.on_known_hardware(runs=True)
         known = self.options

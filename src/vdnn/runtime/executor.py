@@ -221,6 +221,11 @@ class Executor:
         return self.edition.num_saved
 
     @property
+    def num_in_flight(self) -> int:
+        """Steps that wait for their backward."""
+        return len(self._in_flight)
+
+    @property
     def num_fused_ops(self) -> int:
         """How many ops of an ordinary step run inside kernels that were compiled for them."""
         return self.edition.forward.num_fused_ops + self.edition.backward.num_fused_ops
