@@ -15,6 +15,7 @@ from pure.random_plans import plans
 from random_examples import examples
 from vdnn.errors import Infeasible
 from vdnn.plan import Plan, Problem, check
+from vdnn.plan.model.budget import least_share
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.shared.account import account_nbytes, planned_in_account, stash_nbytes
 from vdnn.plan.strategy_table import solve
@@ -66,6 +67,7 @@ def test_what_cannot_fit_is_refused_with_bytes_that_work(share: int) -> None:
     with pytest.raises(Infeasible, match="4 steps in flight at once, and 50 B outside of the model") as refused:
         planned_in(around, deep(least), decide)
     minimum_nbytes = refused.value.minimum_nbytes
+    assert f"{minimum_nbytes} bytes), {least_share(minimum_nbytes, least)} of what was asked and " in str(refused.value)
     assert account_nbytes(planned_in(around, deep(minimum_nbytes), decide), around) <= minimum_nbytes
 
 

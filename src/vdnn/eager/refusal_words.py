@@ -27,9 +27,11 @@ def cannot_stay_within(
 
 
 def words_for_share(budget_nbytes: int, everything_nbytes: int, peak_nbytes: int) -> str:
+    of_asked = peak_nbytes / max(budget_nbytes, 1)
     return (
         f"the tensor cache cannot stay within {format_nbytes(budget_nbytes)}, the share that was asked for of the"
         f" {format_nbytes(everything_nbytes)} that the first step takes with everything kept: what could leave left,"
         f" and {format_nbytes(peak_nbytes)} ({peak_nbytes} bytes) were still there at once.\n"
-        f"Raise the budget to at least {format_nbytes(peak_nbytes)}, or shrink the batch."
+        f"Raise the budget to at least {format_nbytes(peak_nbytes)}, {of_asked:.1%} of what was asked and"
+        f" {peak_nbytes / max(everything_nbytes, 1):.1%} of everything, or shrink the batch."
     )

@@ -16,10 +16,12 @@ from dataclasses import replace
 from vdnn.errors import Infeasible
 from vdnn.ir import Role
 from vdnn.plan.judge.residency import holdings
+from vdnn.plan.model.budget import least_share
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.model.timeline import ROW_OF_ROLE
 from vdnn.plan.plan import Plan
+from vdnn.plan.shared.infeasible import kept_nbytes
 from vdnn.units import format_nbytes
 
 _DEVICE = 0  # the device is the first tier
@@ -81,7 +83,7 @@ def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[
         return plan
     best = decide(replace(problem, budget_nbytes=least))
     if account_nbytes(best, around) > budget_nbytes:
-        raise _refusal(budget_nbytes, best, around)
+        raise _refusal(budget_nbytes, best, around, kept_nbytes(problem))
     for _ in range(NUM_HALVINGS):
         middle = (least + most) // 2
         plan = decide(replace(problem, budget_nbytes=middle))
@@ -100,13 +102,15 @@ def _least_nbytes(problem: Problem, decide: Callable[[Problem], Plan]) -> int:
     return 1  # even nothing is enough
 
 
-def _refusal(budget_nbytes: int, smallest: Plan, around: Surroundings) -> Infeasible:
+def _refusal(budget_nbytes: int, smallest: Plan, around: Surroundings, everything_nbytes: int) -> Infeasible:
     needed = account_nbytes(smallest, around)
+    asked = f"{least_share(needed, budget_nbytes)} of what was asked and " if budget_nbytes else ""
+    shares = f"{asked}{least_share(needed, everything_nbytes)} of what keeping everything takes"
     return Infeasible(
         f"no plan fits {format_nbytes(budget_nbytes)}: one step alone takes {format_nbytes(smallest.peak_nbytes)} at"
         f" least, and holds {format_nbytes(stash_nbytes(smallest))} from forward to backward. {_words(around)}\n"
-        f"Raise budget to at least {format_nbytes(needed)} ({needed} bytes), run fewer steps at once, or shrink the"
-        " batch.",
+        f"Raise budget to at least {format_nbytes(needed)} ({needed} bytes), {shares}, run fewer steps at once, or"
+        " shrink the batch.",
         minimum_nbytes=needed,
     )
 
