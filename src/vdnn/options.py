@@ -156,8 +156,10 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        if self.budget is not None and parse_share(self.budget) is None:
-            parse_budget(self.budget)
+        if self.budget is not None and parse_share(self.budget) is None and parse_budget(self.budget) == 0:
+            raise InvalidInput(
+                f"a budget of {self.budget!r} leaves no byte to train in: write an amount, as in '12GiB'."
+            )
         for amount in (self.host_budget, self.disk_budget):
             if amount is not None:
                 parse_budget(amount)

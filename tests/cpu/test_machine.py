@@ -25,7 +25,7 @@ from vdnn.calibrate.copies_beside_compute import disk_transfers, measure_beside
 from vdnn.calibrate.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
 from vdnn.calibrate.machine_speeds import Measurements, TrialSizes, hardware_from, measure_machine
 from vdnn.calibrate.this_machine import this_machine
-from vdnn.errors import InvalidInput
+from vdnn.errors import InvalidInput, TierFailed
 from vdnn.hardware.machine import file_system_of, fingerprint
 from vdnn.options import Options
 from vdnn.reading.fields import of
@@ -115,6 +115,12 @@ def test_a_directory_that_cannot_be_written_is_refused_in_words(tmp_path: Path):
     tmp_path.chmod(0o500)
     with pytest.raises(InvalidInput, match="it is not writable"):
         measure_disk(tmp_path, CHUNK_NBYTES)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="no /proc, which takes no files from anybody")
+def test_a_file_system_without_files_of_ours_is_refused_in_words():
+    with pytest.raises(TierFailed, match="no file can be made in /proc: No such file"):
+        measure_disk("/proc", 1)
 
 
 def test_a_directory_with_too_little_space_is_refused_with_both_numbers(tmp_path: Path):

@@ -43,3 +43,9 @@ def test_a_name_or_number_that_cannot_be_is_refused_when_it_is_said(asked: dict[
     with pytest.raises(InvalidInput) as caught:
         Options(**asked)
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("budget", [0, "0", "0B"])
+def test_a_budget_of_nothing_is_refused_before_anything_is_captured(budget: int | str) -> None:
+    with pytest.raises(InvalidInput, match=r"leaves no byte to train in: write an amount, as in '12GiB'"):
+        Options(budget=budget)

@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 from vdnn.environment import DISK_DIR
-from vdnn.errors import InvalidInput
+from vdnn.errors import InvalidInput, TierFailed
 from vdnn.units import MiB, format_nbytes
 
 CHUNK_NBYTES = (
@@ -93,7 +93,10 @@ def open_unnamed(directory: str | os.PathLike[str], flags: int) -> int:
             # EISDIR: a kernel without the flag. EOPNOTSUPP, EINVAL: a file system without it, or without direct I/O.
             if error.errno not in (errno.EISDIR, *NO_DIRECT_IO):
                 raise
-    named, path = tempfile.mkstemp(prefix="vdnn-", dir=directory)
+    try:
+        named, path = tempfile.mkstemp(prefix="vdnn-", dir=directory)
+    except OSError as problem:
+        raise TierFailed(f"no file can be made in {os.fspath(directory)}: {problem.strerror}") from problem
     try:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | flags)
     finally:
