@@ -26,6 +26,7 @@ from vdnn.plan.files.saved import opened
 from vdnn.plan.model.bounds import largest_op_nbytes
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
+from vdnn.plan.planner import Planner
 from vdnn.plan.strategy_table import strategy_named
 
 TRACED = ""
@@ -48,14 +49,19 @@ MOST_PRICED = 2
 
 
 def choose_form(
-    traced: FormProblem, others: Iterable[FormProblem], options: Options, precedent: Precedent | None = None
+    traced: FormProblem,
+    others: Iterable[FormProblem],
+    options: Options,
+    planner: Planner,
+    precedent: Precedent | None = None,
 ) -> PlannedStep:
     """The fastest form within the budget; Infeasible with the least that any form needs when there is none. Where the
     form that was chosen for another shape fits, it is that one.
 
     `others` are priced in outline, and made only when they are looked at.
     """
-    search = _Search(options, traced.problem.budget_nbytes, sum(cost.seconds for cost in traced.problem.costs.ops))
+    kept_s = sum(cost.seconds for cost in traced.problem.costs.ops)
+    search = _Search(options, planner, traced.problem.budget_nbytes, kept_s)
     if precedent is not None:
         waiting, others = tee(others)
         form = _as_before(traced, waiting, precedent, options)
@@ -89,13 +95,15 @@ def _as_before(
     return None if form is None else price(form, options, precedent.trials.get(precedent.form))
 
 
-def follow_saved_plan(traced: FormProblem, others: Iterable[FormProblem], options: Options) -> PlannedStep:
+def follow_saved_plan(
+    traced: FormProblem, others: Iterable[FormProblem], options: Options, planner: Planner
+) -> PlannedStep:
     """The saved plan, in the form that it was made for."""
     assert options.plan is not None, "no saved plan is to be followed"
     wanted = opened(options.plan).problem.form
     form = price(_named(wanted, others), options) if wanted else traced
     begin = perf_counter()
-    return PlannedStep(form, decide(form.problem, options), perf_counter() - begin)
+    return PlannedStep(form, decide(form.problem, options, planner), perf_counter() - begin)
 
 
 def price(form: FormProblem, options: Options, like: Trials | None = None) -> FormProblem:
@@ -145,6 +153,7 @@ class _Search:
     """What was found so far. `kept_s` is how long a step takes that keeps everything."""
 
     options: Options
+    planner: Planner
     budget_nbytes: int | None
     kept_s: float
     best: tuple[FormProblem, Plan] | None = None
@@ -155,7 +164,7 @@ class _Search:
     def decided(self, problem: Problem) -> Plan:
         begin = perf_counter()
         try:
-            return decide(problem, self.options)
+            return decide(problem, self.options, self.planner)
         finally:
             self.decide_s += perf_counter() - begin
 

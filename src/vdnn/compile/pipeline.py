@@ -34,6 +34,9 @@ from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import Surroundings
+from vdnn.plan.planner import Planner
+from vdnn.plan.planner import planned as plan_here
+from vdnn.plan.planner_process import PlannerProcess
 from vdnn.plan.shared.account import account_nbytes
 from vdnn.plan.strategy_table import solve, strategy_named
 from vdnn.rewrite.boxed import program
@@ -50,8 +53,9 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
     require_exact(step.joint.graph)
     give_back_garbage(len(step.joint.graph.nodes))
-    with returned_memory():
-        planned = plan_in_room(partial(plan_step, step), session.options, session.disk_room)
+    with returned_memory(), PlannerProcess(len(step.joint.graph.nodes)) as planner:
+        plan_within = partial(plan_step, step, planner=planner)
+        planned = plan_in_room(plan_within, session.options, session.disk_room)
     form, plan = planned.form, planned.plan
     session.precedent = precedent_of(form) or session.precedent
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
@@ -84,14 +88,14 @@ def precedent_of(form: FormProblem) -> Precedent | None:
     return Precedent(form.problem.form, trials) if trials else None
 
 
-def plan_step(step: TracedStep, options: Options) -> PlannedStep:
+def plan_step(step: TracedStep, options: Options, planner: Planner = plan_here) -> PlannedStep:
     """The form in which the step is run, and what to do with its storages."""
     traced = describe_step(step, options)
     others = other_forms(step, traced, options)
     if options.plan is None:
-        planned = choose_form(traced, others, options, step.precedent)
+        planned = choose_form(traced, others, options, planner, step.precedent)
     else:
-        planned = follow_saved_plan(traced, others, options)
+        planned = follow_saved_plan(traced, others, options, planner)
     plan, peak = planned.plan, format_nbytes(planned.plan.peak_nbytes)
     log.info("%s: %d ops %s, %s, peak %s", step.name, len(plan.problem.graph), plan.problem.form, plan.strategy, peak)
     return planned

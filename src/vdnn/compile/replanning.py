@@ -19,7 +19,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from vdnn.compile.decide import decide_anew
 from vdnn.compile.estimate import room_between_steps
 from vdnn.compile.executable import edition_for
 from vdnn.compile.session import Session
@@ -35,6 +34,8 @@ from vdnn.hardware.observed_links import ObservedLink, as_observed, observed_sin
 from vdnn.plan.files.saved import chosen_forms, offered_again
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
+from vdnn.plan.planner import Question
+from vdnn.plan.planner_process import PlannerProcess
 from vdnn.runtime.executor import Edition, Executor
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
@@ -208,7 +209,8 @@ class Replanner:
         begin = perf_counter()
         repriced = replace(plan, problem=self._problem, variants=offered_again(chosen_forms(plan), self._problem))
         try:
-            better = decide_anew(self._problem, self._session.options)
+            with PlannerProcess(len(self._problem.graph), is_background=True) as planner:
+                better = planner(Question(self._problem, self._session.options.chosen_strategy, is_anew=True))
         except Infeasible as reason:
             log.info("%s: no other plan: %s", self._name, reason)
             better = repriced
