@@ -27,7 +27,7 @@ import torch
 from torch import _decomp, _guards, _ops, _prims_common, _subclasses, nn
 from torch._functorch import config
 from torch._functorch._aot_autograd import descriptors
-from torch.fx import graph, node
+from torch.fx import node
 from torch.nn.utils import stateless
 from torch.utils import _python_dispatch, _pytree
 
@@ -94,9 +94,6 @@ ParamAOTInput = descriptors.ParamAOTInput
 PlainAOTInput = descriptors.PlainAOTInput
 SavedForBackwardsAOTOutput = descriptors.SavedForBackwardsAOTOutput
 """What an input or output of a joint graph is. Public signatures (`torch.export`) describe forward graphs."""
-
-BoxedCodeGen = graph._BoxedCodeGen
-"""Writes a program that empties its list of arguments. Public: none in `torch.fx`."""
 
 side_effectful_functions = node._side_effectful_functions
 """Ops that no pass may remove. Public `torch.fx.Node.is_impure` reads it; nothing public adds to it."""

@@ -167,7 +167,7 @@ def half_of(function: Callable[..., Any], *args: Tensor, storages: tuple[int, ..
     """A traced function as a half whose inputs lie in the given storages."""
     module = make_fx(function, tracing_mode="fake")(*args)
     placeholders = module.graph.find_nodes(op="placeholder")
-    return Half(module, {}, dict(zip(placeholders, storages, strict=True)))
+    return Half("forward", module, {}, dict(zip(placeholders, storages, strict=True)))
 
 
 def written_and_read(a: Tensor, b: Tensor) -> Tensor:

@@ -50,7 +50,6 @@ CALLED = {
     "torch._prims_common:make_contiguous_strides_for": "shape",
     "torch._subclasses:FakeTensor": None,
     "torch._subclasses:FakeTensorMode": None,
-    "torch.fx.graph:_BoxedCodeGen": None,
     "torch.fx.node:_side_effectful_functions": None,
     "torch.nn.utils.stateless:_reparametrize_module": "module, parameters_and_buffers, tie_weights",
     "torch.utils._python_dispatch:TorchDispatchMode": None,

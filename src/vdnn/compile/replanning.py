@@ -169,6 +169,8 @@ class Replanner:
         """Believe what the timed steps took; plan again if that is something else than what was believed."""
         seen = step_times(executor.plan, self._keys, executor.measured.timed)
         executor.measured.timed.clear()
+        executor.edition.forget_marked()
+        give_back_garbage(len(self._problem.graph))
         self._expected_s = seen.step_s
         ratio = seen.step_s / max(executor.plan.step_time_s, 1e-9)
         log.info("%s: steps take %s, %.2f of what was planned", self._name, format_seconds(seen.step_s), ratio)

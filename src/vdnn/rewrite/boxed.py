@@ -1,8 +1,8 @@
-"""From a graph to a Python function that lets go of every tensor at its last use.
+"""From a half of a planned step to the `Program` that runs.
 
-Enters: a graph module. Leaves: a function of one list, which it empties. With ordinary arguments the caller's frame
-would keep every saved tensor alive through the whole backward pass; a list that the function empties keeps none.
-`marked` is the same program with a call before every instruction, for a run that is watched.
+Enters: a half, or a graph without backward. Leaves: a function of one list, which it empties, and the same with a call
+before every instruction, for a run that is watched or timed. What is kept is the text of the half (`source.py`), not
+its graph.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import partial
 from torch import fx
 
 from vdnn.capture.nodes import tensors_of
-from vdnn.rewrite.halves import Half, boxed_module
+from vdnn.rewrite.halves import Half
+from vdnn.rewrite.source import Mark, Source, Speller, source_of
 from vdnn.runtime.executor import Boxed, Program
 from vdnn.runtime.running_step import mark, saw
 from vdnn.runtime.traced_layouts import TracedLayout, expect
@@ -23,27 +24,29 @@ def program(half: Half) -> Program:
     constants = (getattr(half.module, str(node.target), None) for node in half.module.graph.find_nodes(op="get_attr"))
     # A tracker of tensors has no rule for ops that run whole programs, or that are ordered by tokens.
     is_watchable = not any(isinstance(node.target, HigherOrderOperator) for node in half.module.graph.nodes)
-    return Program(half.module.forward, partial(marked, half), tuple(constants), is_watchable)
+    source = source_of(half.module, half.name, partial(_mark_of, half))
+    return Program(source.function(), partial(_marked, source), tuple(constants), is_watchable)
 
 
-def boxed(module: fx.GraphModule) -> Boxed:
-    """Such a function of a module that was made for ordinary arguments, or that has no code yet."""
-    return boxed_module(module, module.graph).forward
+def boxed(module: fx.GraphModule, name: str = "inference") -> Boxed:
+    """Such a function of any graph module."""
+    return source_of(module, name).function()
 
 
-def marked(half: Half, *, checked: bool = True) -> Boxed:
-    """The same nodes in the same order, each instruction announced before it runs and, if `checked`, each op's result
+def _marked(source: Source, *, checked: bool = True) -> Boxed:
+    """The same lines in the same order, each instruction announced before it runs and, if `checked`, each op's result
     looked at after."""
-    graph = fx.Graph()
-    copies: dict[fx.Node, fx.Node] = {}
-    for node in half.module.graph.nodes:
-        if node in half.position_of:
-            graph.call_function(mark, (half.position_of[node],))
-        copies[node] = graph.node_copy(node, copies.__getitem__)
-        if checked and node in half.position_of and any(layout is not None for layout in _layouts(node)):
-            graph.call_function(expect, (copies[node], _layouts(node), str(node.target)))
-            graph.call_function(saw, (copies[node],))
-    return boxed_module(half.module, graph).forward
+    return source.function(marked=True, checked=checked)
+
+
+def _mark_of(half: Half, node: fx.Node, speller: Speller) -> Mark | None:
+    if node not in half.position_of:
+        return None
+    before, layouts = f"{speller.named(mark)}({half.position_of[node]})", _layouts(node)
+    if all(layout is None for layout in layouts):
+        return Mark(before)
+    looks = f"{speller.named(expect)}({node.name}, {speller.named(layouts)}, {str(node.target)!r})"
+    return Mark(before, f"{looks}; {speller.named(saw)}({node.name})")
 
 
 def _layouts(node: fx.Node) -> tuple[TracedLayout | None, ...]:

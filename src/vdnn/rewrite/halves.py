@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vdnn.capture.copied_graph import GraphWithoutCode
 from vdnn.capture.lower import Lowered, mutated_by
 from vdnn.capture.nodes import (
     fake_mode_of,
@@ -38,7 +39,7 @@ from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
 from vdnn.plan.plan import Plan
 from vdnn.rewrite.half_writer import HalfWriter, inputs_behind, nodes_by_storage, random_replays
 from vdnn.runtime.running_step import open_handle
-from vdnn.torch_private import BoxedCodeGen, SavedForBackwardsAOTOutput
+from vdnn.torch_private import SavedForBackwardsAOTOutput
 
 HANDLE = "vdnn_handle"
 RANDOM_STATE_NBYTES = 5056
@@ -47,9 +48,10 @@ RANDOM_STATE_NBYTES = 5056
 
 @dataclass(frozen=True)
 class Half:
-    """One of the two programs. `position_of` gives the position of the instruction that a node starts, `storage_of` the
-    storage that a node's tensor lies in."""
+    """One of the two programs, as a graph without code. `position_of` gives the position of the instruction that a node
+    starts, `storage_of` the storage that a node's tensor lies in."""
 
+    name: str
     module: fx.GraphModule
     position_of: Mapping[fx.Node, int]
     storage_of: Mapping[fx.Node, int]
@@ -228,7 +230,7 @@ def _forward(
     output = writer.graph.output((*fx.map_arg(list(outputs), writer.read), *stash))
     descriptors = output_descriptors(joint.graph.output_node())[: len(outputs)]
     set_output_descriptors(output, [*descriptors, *map(SavedForBackwardsAOTOutput, range(len(stash)))])
-    return Half(boxed_module(joint, writer.graph), writer.position_of, writer.storage_of_copies())
+    return _half("forward", writer, joint)
 
 
 def _backward(
@@ -264,14 +266,12 @@ def _backward(
     set_output_descriptors(output, output_descriptors(joint.graph.output_node())[-len(gradients) :])
     for item in [item for item in saved if item is not None and not placeholders[item].users]:
         writer.graph.erase_node(placeholders.pop(item))
-    return Half(boxed_module(joint, writer.graph), writer.position_of, writer.storage_of_copies()), list(placeholders)
+    return _half("backward", writer, joint), list(placeholders)
 
 
-def boxed_module(root: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:
-    """A module whose forward takes one list and empties it. A module generates its code when it is made, and for 10^4
-    layers that takes seconds: the calling convention is said before, so that once is enough."""
-    graph.set_codegen(BoxedCodeGen())
-    return fx.GraphModule(root, graph)
+def _half(name: str, writer: HalfWriter, joint: fx.GraphModule) -> Half:
+    module = GraphWithoutCode(joint, writer.graph)
+    return Half(name, module, writer.position_of, writer.storage_of_copies())
 
 
 def _stashed(writer: HalfWriter, handle: fx.Node, item: CrossingValue) -> fx.Node:

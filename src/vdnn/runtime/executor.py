@@ -9,6 +9,11 @@ A better plan takes over between two steps (`replace_edition`): the next forward
 those of its own forward, which its step holds. What crosses from forward to backward may differ in number and kind
 between editions: AOTAutograd saves all that a forward returns behind its outputs. Two things stay the same, because it
 knows them from the first edition: the handle comes first, and as many tensors as before skip autograd's version check.
+
+Note: [Programs before tensors]
+To generate a program of a thousand ops takes tens of MiB for a moment, and malloc keeps what it was. So both halves are
+generated before the forward of a step that is watched or timed, and what that took goes back to the system before the
+first tensor of the step is there.
 """
 
 from __future__ import annotations
@@ -163,7 +168,7 @@ class Edition:
     def __post_init__(self) -> None:
         self.schedule, self.trips = schedule(self.plan), trips_of(self.plan)
         self.encodings = Encodings(self.plan, self.transfers)
-        self._marked: tuple[Boxed, Boxed] | None = None
+        self._marked: tuple[bool, tuple[Boxed, Boxed]] | None = None
         self.memory_key = next(_NUMBERS)
 
     @property
@@ -173,11 +178,19 @@ class Edition:
     def journeys(self) -> Journeys:
         return Journeys(self.trips, self.transfers)
 
-    def marked(self) -> tuple[Boxed, Boxed]:
-        """Both halves with marks, made once: several steps are timed."""
-        if self._marked is None:
-            self._marked = self.forward.run_marked(checked=False), self.backward.run_marked(checked=False)
-        return self._marked
+    def has_marked(self, *, checked: bool) -> bool:
+        return self._marked is not None and self._marked[0] == checked
+
+    def marked(self, *, checked: bool) -> tuple[Boxed, Boxed]:
+        """Both halves with marks, made once for several steps. Note: [Programs before tensors]"""
+        if self._marked is None or self._marked[0] != checked:
+            programs = self.forward.run_marked(checked=checked), self.backward.run_marked(checked=checked)
+            self._marked = checked, programs
+        return self._marked[1]
+
+    def forget_marked(self) -> None:
+        """Nobody looks at this edition for now."""
+        self._marked = None
 
 
 class Executor:
@@ -248,22 +261,34 @@ class Executor:
         if self.before_step is not None and not self._in_flight:
             self.before_step()
         self.measured.num_forward += 1
-        if self.measured.num_forward == 1:
-            give_back_garbage(len(self.plan.problem.graph))  # the step's tensors come on top of what is there now
+        self._make_ready()
         with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
             half.watches_outside = self._watches_next and self._judge_surroundings is not None
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])
         return results
 
+    def _make_ready(self) -> None:
+        """Note: [Programs before tensors]"""
+        is_looked_at = self._watches_next or self._is_timed_next
+        is_new = is_looked_at and not self.edition.has_marked(checked=self._watches_next)
+        if is_new:
+            self.edition.marked(checked=self._watches_next)
+        if is_new or self.measured.num_forward == 1:
+            give_back_garbage(len(self.plan.problem.graph))
+
     @property
     def _watches_next(self) -> bool:
         return self.measured.timeline is None and self._is_watched and self.edition.is_watchable
 
+    @property
+    def _is_timed_next(self) -> bool:
+        return self.times_next and self.edition.is_watchable
+
     def _forward_of(self, args: list[Any]) -> Sequence[Any]:
         if self._watches_next:
             return self._forward_watched(args)
-        if self.times_next and self.edition.is_watchable:
+        if self._is_timed_next:
             return self._forward_timed(args)
         step = OrdinaryStep(self.edition)
         self._enter(step, args)
@@ -314,13 +339,13 @@ class Executor:
         step = TimedStep(self.edition)
         self._enter(step, args)
         with running(step):
-            results = self.edition.marked()[0](args)
+            results = self.edition.marked(checked=False)[0](args)
         step.end_half()
         return results
 
     def _backward_timed(self, step: TimedStep, args: list[Any]) -> Sequence[Any]:
         with running(step):
-            gradients = step.edition.marked()[1](args)
+            gradients = step.edition.marked(checked=False)[1](args)
         step.end_half()
         if step.edition is self.edition:
             self.measured.timed.append(step.seconds)
@@ -333,7 +358,7 @@ class Executor:
         step.edition = edition
         self._enter(step, args)
         step.count_inputs(args, edition.forward.constants)
-        program = edition.forward.run_marked()
+        program, _ = edition.marked(checked=True)
         with step.tracker, running(step):
             results = program(args)
         step.end_half()
@@ -342,10 +367,11 @@ class Executor:
     def _backward_watched(self, step: WatchedStep, args: list[Any]) -> Sequence[Any]:
         edition: Edition = step.edition
         step.count_tangents(args[edition.num_saved :])
-        program = edition.backward.run_marked()
+        _, program = edition.marked(checked=True)
         with step.tracker, running(step):
             gradients = program(args)
         step.end_half()
+        edition.forget_marked()
         self._note_timeline(step)
         if self._judge is not None:
             self._judge(edition.plan, step)

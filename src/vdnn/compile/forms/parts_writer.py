@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from vdnn.capture.copied_graph import GraphWithoutCode
 from vdnn.capture.nodes import is_getitem, op_of, tensor_of, tensors_of
 from vdnn.compile.forms.calls import Caller
 from vdnn.compile.forms.rows import Result, Rows, Split
@@ -73,7 +74,7 @@ class PartsWriter:
     def finish(self, joint: fx.GraphModule) -> fx.GraphModule:
         """With the outputs of the traced graph, in its order."""
         self.graph.node_copy(self.analysis.graph.output_node(), self.read)
-        return fx.GraphModule(joint, self.graph)
+        return GraphWithoutCode(joint, self.graph)
 
     # Whole values
 

@@ -37,6 +37,7 @@ from vdnn.compile.inductor.with_kernels import Compiled, with_kernels
 from vdnn.cost.op_memory import allocation_changes
 from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.plan import Plan
+from vdnn.rewrite.boxed import boxed
 from vdnn.rewrite.halves import Half
 from vdnn.runtime.executor import Program
 from vdnn.torch_private import (
@@ -112,7 +113,9 @@ def fuse(programs: Sequence[Program], halves: Sequence[Half], plan: Plan) -> lis
 def _fused(program: Program, half: Half, plan: Plan, kernels: RegionKernels) -> Program:
     chosen = [found for neighbours in neighbours_of(half) for found in _fitting(neighbours, half, plan, kernels)]
     num_ops = sum(len(region.ops) for _, region, _ in chosen)
-    return replace(program, run=with_kernels(half, chosen).forward, num_fused_ops=num_ops) if chosen else program
+    return (
+        replace(program, run=boxed(with_kernels(half, chosen), half.name), num_fused_ops=num_ops) if chosen else program
+    )
 
 
 def _fitting(

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from vdnn.capture.copied_graph import GraphWithoutCode
 from vdnn.capture.nodes import value_of
 from vdnn.capture.ops.traits import traits_of
 from vdnn.compile.inductor.regions import Neighbours, Region, source_of
 from vdnn.ir import Trait
-from vdnn.rewrite.halves import Half, boxed_module
+from vdnn.rewrite.halves import Half
 
 Compiled = Callable[[list[Any]], Sequence[torch.Tensor]]
 
@@ -67,7 +68,7 @@ def with_kernels(half: Half, kernels: Sequence[tuple[Neighbours, Region, Compile
             for shown in neighbours:
                 if any(user not in neighbours for user in shown.users) and not _has_parts(shown):
                     rewriter.show(shown)
-    return boxed_module(half.module, rewriter.graph)
+    return GraphWithoutCode(half.module, rewriter.graph)
 
 
 def _has_parts(node: fx.Node) -> bool:
