@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 from vdnn.capture.ops.traits import traits_of
 from vdnn.errors import InvalidInput
 from vdnn.ir import Graph, Need, Phase, Role, Trait
+from vdnn.known_ops.known_op import KnownOp
 
 
 def captured(front_end: str) -> Graph:
@@ -172,6 +173,13 @@ TRAITS = {
 @pytest.mark.parametrize(("op", "traits"), TRAITS.items(), ids=[str(op) for op in TRAITS])
 def test_traits_of_known_and_unknown_ops(op: Any, traits: set[Trait]) -> None:
     assert traits_of(op) == traits
+
+
+def test_what_an_op_may_not_do_its_in_place_form_may_not_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = KnownOp("tanh", traits=frozenset({Trait.MUST_KEEP}))
+    monkeypatch.setattr("vdnn.known_ops.KNOWN_OPS", {entry.name: entry})
+    assert traits_of(torch.ops.aten.tanh.default) == {Trait.MUST_KEEP}
+    assert traits_of(torch.ops.aten.tanh_.default) == {Trait.MUST_KEEP, Trait.IN_PLACE}
 
 
 def test_flops_of_a_matrix_product_and_of_a_convolution() -> None:

@@ -18,7 +18,7 @@ import torch
 from vdnn.capture.ops.overloads import base_name, overload
 from vdnn.ir import Trait
 from vdnn.known_ops import KNOWN_NAMESPACES, KNOWN_OPS, known
-from vdnn.known_ops.known_op import Arguments, Needs
+from vdnn.known_ops.known_op import Arguments, KnownOp, Needs
 from vdnn.torch_private import OpOverload, schema_of
 
 COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd"})
@@ -33,7 +33,7 @@ WITHOUT_UPDATES: dict[Any, tuple[OpOverload, frozenset[str]]] = {
 
 def needs_of(op: OpOverload, arguments: Arguments) -> Needs:
     """What a call takes of its arguments. Arguments that are not listed need all values."""
-    needs = known(base_name(op).removesuffix("_")).needs  # in place an op takes what it takes otherwise
+    needs = _entry(op).needs
     return needs(arguments) if callable(needs) else needs
 
 
@@ -41,7 +41,7 @@ def traits_of(op: object) -> frozenset[Trait]:
     """What a rewrite must know of an op. Anything that is not an op with a schema has effects nobody declared."""
     if not isinstance(op, OpOverload):
         return frozenset({Trait.MUST_KEEP})
-    traits = set(known(base_name(op)).traits)
+    traits = set(_entry(op).traits)
     if op.namespace in COLLECTIVE_NAMESPACES:
         traits.add(Trait.COLLECTIVE)
     elif op.namespace not in KNOWN_NAMESPACES:
@@ -55,3 +55,8 @@ def traits_of(op: object) -> frozenset[Trait]:
     if torch.Tag.nondeterministic_seeded in op.tags:
         traits.add(Trait.RANDOM)
     return frozenset(traits)
+
+
+def _entry(op: OpOverload) -> KnownOp:
+    """What is known of an op; in place it takes what it takes otherwise, and may do no more."""
+    return known(base_name(op).removesuffix("_"))
