@@ -21,10 +21,12 @@ from larger import larger
 from pure.mutations import many, mutated
 from vdnn.calibrate import disk_speed
 from vdnn.calibrate import this_machine as detect
+from vdnn.calibrate.codec_trials import codec_speeds
 from vdnn.calibrate.copies_beside_compute import disk_transfers, measure_beside
 from vdnn.calibrate.disk_speed import CHUNK_NBYTES, measure_disk, open_unnamed
 from vdnn.calibrate.machine_speeds import Measurements, TrialSizes, hardware_from, measure_machine
 from vdnn.calibrate.this_machine import this_machine
+from vdnn.codecs import CODECS
 from vdnn.errors import InvalidInput, TierFailed
 from vdnn.hardware.machine import file_system_of, fingerprint
 from vdnn.options import Options
@@ -68,6 +70,12 @@ def test_every_rate_is_positive(measurements: Measurements):
     assert len(rates) == 6
     assert all(codec.encode_bytes_per_s > 0 and codec.decode_bytes_per_s > 0 for codec in measurements.codecs)
     assert all(rate > 0 for rate in rates.values())
+
+
+def test_a_codec_that_its_sample_does_not_suit_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(CODECS, "blocks", CODECS["sparse"])  # `_sample` gives one of this name no density
+    with pytest.raises(AssertionError, match=r"'blocks' cannot encode the sample that `_sample` made: float32, \(\)"):
+        codec_speeds()
 
 
 def test_nothing_is_left_in_the_directory(trial_directory: Path, measurements: Measurements):

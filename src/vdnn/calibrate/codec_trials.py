@@ -53,6 +53,8 @@ def _seconds(run: Run) -> float:
 def _runs(name: str, nbytes: int) -> Iterator[Run]:
     """Encode, then decode."""
     codec, source = _sample(name, nbytes)
+    made = f"{codec.storage.dtype}, {codec.detail}"
+    assert codec.is_possible, f"{name!r} cannot encode the sample that `_sample` made: {made}"
     encoding = torch.empty(codec.nbytes, dtype=torch.uint8)
     yield partial(codec.encode, raw(source), raw(encoding), kernels_of("cpu"))
     yield partial(_decode, codec, encoding)
