@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from random_examples import examples
 
-native = pytest.importorskip("vdnn.codecs.kernels.native", reason="the C extension was not built", exc_type=ImportError)
+native = pytest.importorskip("vdnn.codecs.kernels.native", exc_type=ImportError)  # its words say how to build it
 
 from vdnn.codecs import kernels  # noqa: E402
 from vdnn.codecs.kernels import native_library, reference  # noqa: E402

