@@ -398,6 +398,10 @@ def calls(n: int, formats: tuple[str, ...] = MASK_FORMATS) -> list[tuple[Any, ..
     return made
 
 
+def test_no_kernel_is_left_out_of_these_calls() -> None:
+    assert {name for name, *_ in calls(0)} == set(reference.__all__)
+
+
 def test_nothing_comes_of_nothing(run: Run) -> None:
     different = [call[0] for call in calls(0) if not agrees(run, *call)]
     assert different == []

@@ -267,9 +267,12 @@ SIZES = {
     ("fp8", ()): 10_000,
     ("sparse", (0.5,)): 32 + 1256 + 20_000,  # three blocks of 4096 begin at four offsets
     ("sparse", (1.0,)): 32 + 1256 + 40_000,
+    ("sparse-fp16", (0.5,)): 32 + 1256 + 10_000,
+    ("sparse-bf16", (0.5,)): 32 + 1256 + 10_000,
     ("sparse-fp8", (0.5,)): 32 + 1256 + 5_000,
     ("sparse-fp10", (0.5,)): 32 + 1256 + 6_680,  # a word more per block, because blocks do not share words
     ("csr", (0.1,)): 168 + 1_000 + 4_000,  # forty rows begin at forty-one offsets
+    ("csr-fp16", (0.1,)): 168 + 1_000 + 2_000,
     ("csr-fp8", (0.1,)): 168 + 1_000 + 1_000,
 }
 
@@ -341,6 +344,10 @@ POSSIBLE = {
 def test_a_codec_knows_which_storages_it_is_for(codec: str, dtype: str, detail: Detail) -> None:
     bound = codec_for(codec, Storage("map", 400, Role.FEATURE_MAP, dtype, ()), detail)
     assert bound.is_possible is POSSIBLE[codec, dtype, detail]
+
+
+def test_every_codec_has_its_size_or_its_storages_in_these_tables() -> None:
+    assert {name for name, *_ in (*SIZES, *POSSIBLE)} == CODECS.keys()
 
 
 def test_part_of_an_element_cannot_be_encoded() -> None:
