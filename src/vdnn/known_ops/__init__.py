@@ -7,6 +7,7 @@ vdnn an op is to write its entry, or to add its name to a family of which the sa
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -18,9 +19,9 @@ _FILES = (activations, loss_ops, layer_ops, arithmetic, rearranging, creation)
 
 def _table() -> Mapping[str, KnownOp]:
     entries = [entry for file in _FILES for entry in file.OPS]
-    table = {entry.name: entry for entry in entries}
-    assert len(table) == len(entries), "an op has two entries"
-    return MappingProxyType(table)
+    twice = sorted(name for name, times in Counter(entry.name for entry in entries).items() if times > 1)
+    assert not twice, f"ops have two entries: {', '.join(twice)}"
+    return MappingProxyType({entry.name: entry for entry in entries})
 
 
 KNOWN_OPS = _table()
