@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -14,7 +15,7 @@ from vdnn.capture.ops.overloads import base_name, overload, overloads
 from vdnn.compile.forms.analysis import RULES
 from vdnn.compile.forms.prepare import prepare
 from vdnn.compile.forms.rows import CHUNK_RULES
-from vdnn.ir import Op, Phase
+from vdnn.ir import Information, Op, Phase
 from vdnn.known_ops import KNOWN_OPS, known
 from vdnn.known_ops.known_op import FromBits, KnownOp, LayerKind
 from vdnn.plan.model.layers import kind_of
@@ -43,6 +44,28 @@ def test_every_entry_is_about_an_op_that_exists_and_says_something() -> None:
 
 def test_what_is_said_of_arguments_is_said_of_some_that_the_op_has() -> None:
     assert [name for name, op in KNOWN_OPS.items() if not named_arguments(op) <= argument_names(op)] == []
+
+
+BOOLEANS = {"mask", "condition"}
+ANY_CALL = defaultdict(float, output_mask=(True, True, True))
+
+
+def without_detail(op: KnownOp) -> set[str]:
+    """Arguments of which a part is needed and nothing says which: all of their values would be kept."""
+    needs = op.needs(ANY_CALL) if callable(op.needs) else op.needs
+    partial = {name for name, need in needs.items() if Information(need).is_partial}
+    detailed = set(op.details(ANY_CALL)) if op.details is not None else set()
+    return partial - detailed - BOOLEANS - ({"indices"} if op.window_dims else set())
+
+
+def test_a_need_of_a_part_says_of_which_unless_it_is_a_booleans() -> None:
+    assert {name: without_detail(op) for name, op in KNOWN_OPS.items() if without_detail(op)} == {}
+
+
+def test_a_backward_from_bits_has_the_arguments_that_it_is_written_with() -> None:
+    from_bits = [op for op in KNOWN_OPS.values() if isinstance(op.encoded, FromBits)]
+    assert all({"self", "grad_output"} <= argument_names(op) for op in from_bits)
+    assert all(form.argument == "grad_input" for op in from_bits for form in op.out.values())
 
 
 def test_a_form_in_place_writes_into_its_first_argument_only() -> None:

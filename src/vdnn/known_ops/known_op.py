@@ -45,8 +45,9 @@ class WithoutUpdates:
 
 @dataclass(frozen=True, slots=True)
 class FromBits:
-    """A backward from one bit per element of `self`: `gradient * on` where it is set, elsewhere `gradient * off`, or
-    zero if `zero_off`. A name among the call's arguments stands for its value."""
+    """A backward from one bit per element of `self`: `grad_output * on` where it is set, elsewhere `grad_output * off`,
+    or zero if `zero_off`; into `grad_input`, if the call has one. The op's arguments are called so. `off` may be the
+    name of another one, and stands for its value."""
 
     on: float = 1.0
     off: float | str = 0.0
