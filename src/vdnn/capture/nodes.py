@@ -21,6 +21,8 @@ from vdnn.torch_private import FakeTensor, OpOverload, schema_of, storage_id
 
 StorageKey = Hashable
 
+_NEVER_A_VIEW = frozenset({Trait.IN_PLACE, Trait.MUST_KEEP})
+
 _DYNAMO_ROOT = re.compile(r"^(.*(__self__|cell_contents|closure__\[\d+\])|[LG]\['[^']*'\]|self)\.?")
 """Dynamo writes module paths from the frame on: L['plain'].__self__.layer1 or L['self'].layer1. We want layer1."""
 
@@ -110,7 +112,7 @@ def is_view(node: fx.Node) -> bool:
     name."""
     if is_getitem(node):
         return is_view(node.all_input_nodes[0])
-    if node.op != "call_function" or {Trait.IN_PLACE, Trait.MUST_KEEP} & traits_of(node.target):
+    if node.op != "call_function" or _NEVER_A_VIEW & traits_of(node.target):
         return False
     sources = {key for source in node.all_input_nodes for key in storage_keys(source)}
     results = list(storage_keys(node))

@@ -29,6 +29,8 @@ from vdnn.ir import Op, Trait
 from vdnn.known_ops import known
 from vdnn.torch_private import OpOverload
 
+_NEVER_TRIED = frozenset({Trait.COLLECTIVE, Trait.MUST_KEEP})
+
 
 def op_calls(lowered: Lowered) -> list[OpCall | None]:
     return [_call(node, op) for node, op in zip(lowered.nodes, lowered.graph.ops, strict=True)]
@@ -36,7 +38,7 @@ def op_calls(lowered: Lowered) -> list[OpCall | None]:
 
 def may_be_tried(op: Op) -> bool:
     """Not what others take part in, and not what may do anything: a user's own op, or one with a generator."""
-    return not {Trait.MUST_KEEP, Trait.COLLECTIVE} & op.traits
+    return not _NEVER_TRIED & op.traits
 
 
 def _call(node: fx.Node, op: Op) -> OpCall | None:

@@ -37,6 +37,8 @@ from vdnn.torch_private import OpOverload, schema_of
 NO_MEMORY: frozenset[object] = frozenset({look, phantom})
 """Calls of the runtime that only look at bytes, so that they may as well come before a region."""
 
+_NEVER_FUSED = frozenset({Trait.RANDOM, Trait.MUST_KEEP})
+
 Neighbours = tuple[fx.Node, ...]
 """Neighbours in a half, in order."""
 
@@ -187,7 +189,7 @@ def _is_plain(value: Any) -> bool:
 
 @functools.cache
 def _is_fused(op: OpOverload) -> bool:
-    if op.namespace != "aten" or {Trait.RANDOM, Trait.MUST_KEEP} & traits_of(op):
+    if op.namespace != "aten" or _NEVER_FUSED & traits_of(op):
         return False
     fuses = known(base_name(op)).inductor_fuses
     aliases = [result.alias_info is not None for result in schema_of(op).returns]

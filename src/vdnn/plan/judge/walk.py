@@ -21,6 +21,8 @@ from vdnn.plan.judge.events import Event, Key, key_nbytes, peak
 from vdnn.plan.model.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
 from vdnn.plan.model.plan_data import PlanData
 
+_NEVER_TWICE = (Trait.COLLECTIVE, Trait.MUST_KEEP)
+
 
 @dataclass(slots=True)
 class Seen:
@@ -154,7 +156,7 @@ class _Walker:
 
     def _replay(self, moment: int, op_moment: int, wanted: set[int]) -> None:
         op = self.graph.ops[op_moment]
-        for trait in (Trait.COLLECTIVE, Trait.MUST_KEEP):
+        for trait in _NEVER_TWICE:
             if op.has(trait):
                 self._complain(f"op {moment} replays {op.name!r} ({op.target}), which may not run twice: {trait}")
         left_out = self._statistics(op)
