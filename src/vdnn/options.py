@@ -156,7 +156,8 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        if self.budget is not None and parse_share(self.budget) is None and parse_budget(self.budget) == 0:
+        is_amount = self.budget is not None and parse_share(self.budget) is None
+        if self.budget is not None and is_amount and parse_budget(self.budget, or_share=True) == 0:
             raise InvalidInput(
                 f"a budget of {self.budget!r} leaves no byte to train in: write an amount, as in '12GiB'."
             )

@@ -68,9 +68,9 @@ class Nbytes(int):
     """A number of bytes that somebody has counted: as a budget it is taken at its word, however small."""
 
 
-def parse_budget(amount: int | str) -> int:
+def parse_budget(amount: int | str, *, or_share: bool = False) -> int:
     """The bytes of an amount that bounds something. One below 1 MiB without a unit is asked back."""
-    nbytes = parse_nbytes(amount)
+    nbytes = parse_nbytes(amount, or_share=or_share)
     if 0 < nbytes < MiB and not _has_unit(amount):
         meant = "GiB" if nbytes <= MOST_GIB else "MiB"
         raise InvalidInput(
@@ -84,10 +84,14 @@ def _has_unit(amount: int | str) -> bool:
     return isinstance(amount, Nbytes) or (isinstance(amount, str) and not amount.strip()[-1:].isdecimal())
 
 
-def parse_nbytes(amount: int | str) -> int:
-    """`"12GiB"`, `"1.5 GB"` or a whole number, as bytes. Anything else raises InvalidInput that lists the units."""
+def parse_nbytes(amount: int | str, *, or_share: bool = False) -> int:
+    """`"12GiB"`, `"1.5 GB"` or a whole number, as bytes. Anything else raises InvalidInput that lists the units, and
+    says what else would do where that is a share (`or_share`)."""
+    share = "; or a share of what keeping everything takes, as in '45%'" if or_share else ""
     if isinstance(amount, bool) or not isinstance(amount, (int, str)):
-        raise InvalidInput(f"an amount of memory is a whole number of bytes or text like '12GiB', not {amount!r}")
+        raise InvalidInput(
+            f"an amount of memory is a whole number of bytes or text like '12GiB'{share}; not {amount!r}"
+        )
     if isinstance(amount, int):
         if amount < 0:
             raise InvalidInput(f"an amount of memory cannot be negative: {amount}")
@@ -96,8 +100,7 @@ def parse_nbytes(amount: int | str) -> int:
     if match is None or match["unit"].lower() not in _NBYTES_PER_UNIT:
         raise InvalidInput(
             f"cannot read {amount!r} as an amount of memory: write a number and a unit, as in '12GiB', '1.5 GB' or"
-            " '4096'."
-            " Units: B, KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (powers of 1000)."
+            f" '4096B'{share}. Units: B, KiB, MiB, GiB, TiB (powers of 1024), kB, MB, GB, TB (powers of 1000)."
         )
     return round(float(match["number"]) * _NBYTES_PER_UNIT[match["unit"].lower()])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from vdnn.errors import InvalidInput
@@ -48,6 +50,21 @@ def test_a_share_of_nothing_is_refused(budget: str) -> None:
 @pytest.mark.parametrize("budget", [None, 4096, "12GiB", "nonsense"])
 def test_what_has_no_percent_sign_is_no_share(budget: int | str | None) -> None:
     assert parse_share(budget) is None
+
+
+@pytest.mark.parametrize("budget", ["0.9x", 0.9])
+def test_what_is_no_budget_is_answered_with_amounts_and_a_share(budget: Any) -> None:
+    with pytest.raises(InvalidInput, match=r"'12GiB'.* share of what keeping everything takes, as in '45%'"):
+        Options(budget=budget)
+    with pytest.raises(InvalidInput, match=r"'12GiB'(?!.*share)"):
+        Options(disk_budget=budget)
+
+
+@pytest.mark.parametrize("offered", ["12GiB", "1.5 GB", "4096B"])
+def test_an_amount_that_is_offered_is_taken(offered: str) -> None:
+    with pytest.raises(InvalidInput, match=f"'{offered}'"):
+        parse_budget("0.9x")
+    assert Options(budget=offered).budget == offered
 
 
 def test_an_amount_that_cannot_be_read_is_refused_with_the_units() -> None:

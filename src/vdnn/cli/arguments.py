@@ -71,7 +71,7 @@ def budget(words: str) -> str:
     """An amount of memory, or a share of what keeping everything takes; it stays as it was said."""
     try:
         if parse_share(words) is None:
-            parse_budget(words)
+            parse_budget(words, or_share=True)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     return words

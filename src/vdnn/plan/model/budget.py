@@ -21,7 +21,7 @@ def resolve_budget(budget: int | str | None, keep_all_peak_nbytes: int) -> int |
     if budget is None:
         return None
     share = parse_share(budget)
-    return parse_budget(budget) if share is None else int(share * keep_all_peak_nbytes)
+    return parse_budget(budget, or_share=True) if share is None else int(share * keep_all_peak_nbytes)
 
 
 def parse_share(budget: int | str | None) -> Fraction | None:
