@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from random_examples import examples
-from vdnn.errors import TierFailed, TierFull
+from vdnn.errors import InvalidInput, TierFailed, TierFull
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import emulated
 from vdnn.hardware.observed_links import observed_since
@@ -416,6 +416,20 @@ def test_an_emulated_link_takes_as_long_as_its_bandwidth_says() -> None:
     transfers.wait_sent(transfers.send(random_bytes(20_000), "host"))
     assert time.perf_counter() - begin >= 0.2
     transfers.close()
+
+
+FAR = Hardware("far", 1.0, 1.0, (Tier("device"), Tier("remote")))
+
+
+def test_a_tier_that_nothing_is_kept_on_is_refused_with_those_that_can_be_trained_with() -> None:
+    with pytest.raises(InvalidInput, match=r"a tier 'remote'.* planned for, with vdnn\.plan.* host and disk"):
+        open_transfers(AskedTiers.of(FAR))
+
+
+def test_a_tier_that_no_stream_reaches_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vdnn.runtime.open_transfers._store", lambda tier, asked: HostStore(None))
+    with pytest.raises(InvalidInput, match="streams carry to host and disk, and not to 'remote'"):
+        open_transfers(AskedTiers.of(FAR, device="cuda"))
 
 
 def test_a_machine_without_slower_tiers_opens_nothing() -> None:

@@ -59,9 +59,12 @@ def open_transfers(asked: AskedTiers) -> Transfers:
     stores = {tier.name: _store(tier, asked) for tier in asked.tiers}
     if torch.device(asked.device).type == "cpu":
         return ThreadTransfers(stores, throttle=dict(asked.throttle))
-    host = stores.get("host", HostStore(None))
+    host, disk = stores.pop("host", HostStore(None)), stores.pop("disk", None)
     assert isinstance(host, HostStore)
-    return StreamTransfers(AcceleratorOps(), host, stores.get("disk"))
+    if stores:
+        others = ", ".join(map(repr, stores))
+        raise InvalidInput(f"an accelerator's streams carry to host and disk, and not to {others}")
+    return StreamTransfers(AcceleratorOps(), host, disk)
 
 
 def _store(tier: Tier, asked: AskedTiers) -> Store:
@@ -70,7 +73,10 @@ def _store(tier: Tier, asked: AskedTiers) -> Store:
     if tier.name == "disk":
         where = disk_dir() if asked.spill_dir is None else asked.spill_dir
         return DiskStore(where, tier.nbytes, verify=asked.verify_spills)
-    raise InvalidInput(f"there is a tier {tier.name!r}; the runtime has host and disk")
+    raise InvalidInput(
+        f"there is a tier {tier.name!r}, and nothing that keeps bytes there: such hardware can be planned for, with"
+        " vdnn.plan, and not trained on. To train, name hardware whose tiers beyond the device are host and disk."
+    )
 
 
 def _throttle(hardware: Hardware) -> dict[str, float]:
