@@ -180,7 +180,7 @@ class Options:
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
         if not isinstance(self.in_flight, int) or isinstance(self.in_flight, bool) or self.in_flight < 1:
             raise InvalidInput(f"in_flight is a number of forwards, at least 1, not {self.in_flight!r}")
-        for name in ("exact", "verify_spills"):
+        for name in ("exact", "replan", "verify_spills"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
         if self.compiler not in COMPILERS:
@@ -192,8 +192,6 @@ class Options:
                 f"ops can be {self.costs} on this machine only, not on {self.device!r}: leave out costs={self.costs!r}"
                 " or device="
             )
-        if not isinstance(self.replan, bool):
-            raise InvalidInput(f"replan is True or False, not {self.replan!r}")
 
     @property
     def chosen_strategy(self) -> str:
