@@ -9,12 +9,14 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from vdnn.cli import main
+from vdnn.cli import arguments, main
+from vdnn.options import described
 
 NETS = '''
 import torch
@@ -172,6 +174,19 @@ def test_something_unexpected_names_its_type_and_the_way_to_see_more(capsys: pyt
 def test_an_interrupt_is_not_an_error_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "usernets:interrupted", "--batch", "2"]) == 130
     assert "interrupted" in capsys.readouterr().err
+
+
+@dataclass
+class WithNumber:
+    steps: int = field(default=3, metadata=described("How many.", metavar="N"))
+
+
+def test_an_option_that_is_no_text_needs_a_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arguments, "Options", WithNumber)
+    with pytest.raises(AssertionError, match="steps is no text: READERS says how its words are read"):
+        arguments._offered()
+    monkeypatch.setitem(arguments.READERS, "steps", arguments.positive)
+    assert arguments._offered()["steps"].default == 3
 
 
 @pytest.mark.parametrize("command", ["models", "inspect", "plan", "explain", "compare", "fit", "train", "doctor"])

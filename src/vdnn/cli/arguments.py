@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Annotated, Any, TypedDict, get_origin
+from typing import Annotated, Any, TypedDict, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -131,11 +131,14 @@ def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
 def _offered() -> dict[str, inspect.Parameter]:
     """Every shared option as typer reads it. A switch is off unless it is given, whatever its field's default."""
     offered = [_parameter("image_size", ImageSize, None), _parameter("channels_last", ChannelsLast, False)]
+    kinds = get_type_hints(Options)
     for field in fields(Options):
         text, metavar, switch = (field.metadata[key] for key in ("text", "metavar", "switch"))
         if switch:
             offered.append(_parameter(field.name, Annotated[bool, typer.Option(switch, help=text)], False))
         elif metavar:
+            takes_text = str in (kinds[field.name], *get_args(kinds[field.name]))
+            assert takes_text or field.name in READERS, f"{field.name} is no text: READERS says how its words are read"
             option = typer.Option(metavar=metavar, parser=READERS.get(field.name), help=text)
             offered.append(_parameter(field.name, Annotated[str | None, option], field.default))
     return {parameter.name: parameter for parameter in offered}
