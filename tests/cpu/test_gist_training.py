@@ -147,7 +147,7 @@ def test_the_error_that_is_reported_is_the_error_that_is_found() -> None:
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
-        ({"lossy": "fp4"}, "lossy is one of fp16, bf16, fp10, fp8, or None for exact; not 'fp4'"),
+        ({"lossy": "fp3"}, "lossy is one of fp16, bf16, fp10, fp8, or None for exact; not 'fp3'"),
         ({"lossy": "fp16", "strategy": "offload"}, "strategy 'offload' never rounds: choose 'gist'"),
         ({"lossy": "fp16", "strategy": "gist-fp8"}, "'gist-fp8' rounds to fp8, but lossy='fp16' was given: say one"),
         ({"strategy": "gist", "density": 0.0}, "density is a share above 0 and up to 1, not 0.0"),

@@ -192,8 +192,8 @@ def test_a_density_is_a_share(density: float) -> None:
 
 
 def test_a_lossy_format_has_to_exist() -> None:
-    with pytest.raises(ValueError, match="lossy is one of fp16, bf16, fp10, fp8 or None, not 'fp4'"):
-        graphs.problem(network((Need.ALL,)), lossy="fp4")
+    with pytest.raises(ValueError, match="lossy is one of fp16, bf16, fp10, fp8 or None, not 'fp3'"):
+        graphs.problem(network((Need.ALL,)), lossy="fp3")
 
 
 def test_a_budget_that_no_encoding_meets_is_answered_with_the_one_that_works() -> None:

@@ -30,7 +30,7 @@ def test_every_option_has_a_text_of_whole_sentences() -> None:
     [
         ({"strategy": "magic"}, "there is no strategy 'magic'. Choose one of: auto, "),
         ({"optimizer": "lion"}, "unknown optimizer 'lion': choose one of adagrad, adam, "),
-        ({"lossy": "fp4"}, "lossy is one of fp16, "),
+        ({"lossy": "fp3"}, "lossy is one of fp16, "),
         ({"lossy": "fp8", "strategy": "offload"}, "strategy 'offload' never rounds"),
         ({"compiler": "xla"}, "compiler is 'eager' or 'inductor', not 'xla'"),
         ({"costs": "guessed"}, "costs are 'roofline', 'tried' or 'measured', not 'guessed'"),
