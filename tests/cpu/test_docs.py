@@ -33,7 +33,9 @@ PATH_ROOTS = (ROOT, PACKAGE)  # the tour says `capture/tidy/passes.py` for short
 _FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 _CODE = re.compile(r"`(?P<code>[^`\n]+)`")
-_PATH = re.compile(r"[.\w-]+(/[\w.*-]+)*(/|\.(py|md|toml|txt|yaml))|(src|tests|docs|examples|benchmarks)(/[\w.*-]+)*")
+_PATH = re.compile(
+    r"[.\w-]+(/[\w.*-]+)*(/|\.(py|md|toml|txt|yaml|c|cpp|h))|(src|tests|docs|examples|benchmarks)(/[\w.*-]+)*"
+)
 _MEASURED = re.compile(
     r"^(step time,|peak of the process|when the model was virtualized|rise|arena of|outside of it|page faults)"
 )  # of a report; a plan's time on a preset is the same everywhere
