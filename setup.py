@@ -20,6 +20,7 @@ FLAGS = [
     "-ffp-contract=off",  # a * b + c rounds twice, as in numpy and PyTorch, on every CPU
     "-fno-strict-aliasing",  # the same bytes are floats to one loop and integers to the next
     "-fvisibility=hidden",
+    "-Werror=switch",  # a new member of an enum needs its case
 ]
 OPENMP = ["-fopenmp"]
 

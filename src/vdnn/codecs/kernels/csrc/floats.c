@@ -1,14 +1,6 @@
 /* Short floats: reduce and expand. See ../formats.py and ../reference_floats.py. */
 #include "kernels.h"
 
-static int64_t packed_nbytes(enum format format, int64_t n) {
-    switch (format) {
-    case FP10: return 4 * ceil_div(n, 3);
-    case FP8: return n;
-    default: return 2 * n;
-    }
-}
-
 struct conversion {
     float *values;
     enum format format;

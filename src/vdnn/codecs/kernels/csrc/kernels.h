@@ -106,6 +106,18 @@ static inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int bit_at(const uint8_t *bits, int64_t i) { return bits[i / 8] >> (i % 8) & 1; }
 static inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Bytes of n short floats. No default: a format without its case does not compile (-Werror=switch in setup.py). */
+static inline int64_t packed_nbytes(enum format format, int64_t n) {
+    switch (format) {
+    case FP16:
+    case BF16: return 2 * n;
+    case FP10: return 4 * ceil_div(n, 3);
+    case FP8: return n;
+    case RAW: break; /* as many as the elements have, which the caller knows */
+    }
+    return 0;
+}
+
 /* For each byte of a mask: the positions of its set bits, ascending, one per byte; and for each bit how many set bits
  * come before it. Written out by tables.c at compile time. */
 extern const uint64_t PLACES[256];

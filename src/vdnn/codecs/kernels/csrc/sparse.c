@@ -12,12 +12,7 @@
 #include <string.h>
 
 int64_t values_nbytes(int64_t count, int element_nbytes, enum format format) {
-    switch (format) {
-    case RAW: return count * element_nbytes;
-    case FP10: return 4 * ceil_div(count, 3);
-    case FP8: return count;
-    default: return 2 * count;
-    }
+    return format == RAW ? count * element_nbytes : packed_nbytes(format, count);
 }
 
 void write_values(const uint8_t *source, const uint8_t *bits, int64_t n, int element_nbytes, enum format format,
