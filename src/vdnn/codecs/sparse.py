@@ -14,8 +14,15 @@ from math import ceil
 from typing import ClassVar
 
 from vdnn.codecs.codec import ELEMENT_NBYTES, Codec, Flat, Kernels, Rounding, is_whole_elements, rounded_up, typed
-from vdnn.codecs.kernels.formats import reduced_nbytes
-from vdnn.codecs.kernels.sparse_layout import csr_value_nbytes, mask_nbytes, num_blocks, num_rows, values_nbytes
+from vdnn.codecs.kernels.sparse_layout import (
+    csr_value_nbytes,
+    mask_nbytes,
+    num_blocks,
+    num_rows,
+    padding_nbytes,
+    value_nbytes,
+    values_nbytes,
+)
 from vdnn.ir import Information
 
 
@@ -64,7 +71,7 @@ class Sparse(Codec):
     def density(self, needed_nbytes: int) -> float:
         """The share of elements that are not zero, from what `encode` returned; exact for values that are not
         reduced."""
-        width = self.element_nbytes if self.format == "raw" else reduced_nbytes(3, self.format) / 3
+        width = value_nbytes(self.element_nbytes, self.format)
         return (needed_nbytes - self._values_begin) / width / max(self.count, 1)
 
     @property
@@ -77,8 +84,7 @@ class Sparse(Codec):
 
     @property
     def _values_nbytes(self) -> int:
-        # fp10 packs three values to a word block by block: each block may leave a word unfilled.
-        padding = 4 * num_blocks(self.count) if self.format == "fp10" else 0
+        padding = num_blocks(self.count) * padding_nbytes(self.format)
         return values_nbytes(self.max_values, self.element_nbytes, self.format) + padding
 
     def _sections(self, encoding: Flat) -> tuple[Flat, Flat, Flat]:

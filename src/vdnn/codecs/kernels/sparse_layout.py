@@ -39,6 +39,16 @@ def values_nbytes(n: int, element_nbytes: int, format: str) -> int:
     return n * element_nbytes if format == RAW else reduced_nbytes(n, format)
 
 
+def value_nbytes(element_nbytes: int, format: str) -> float:
+    """Bytes of one value among many: in fp10 a third of a word."""
+    return element_nbytes if format == RAW else format_of(format).group_nbytes / format_of(format).values_per_group
+
+
+def padding_nbytes(format: str) -> int:
+    """Bytes that a block may take beyond its share: where values are packed in groups, it may leave one unfilled."""
+    return 0 if format == RAW or format_of(format).values_per_group == 1 else format_of(format).group_nbytes
+
+
 def largest_values_nbytes(n: int, element_nbytes: int, format: str) -> int:
     """Bytes of the mask form's values when no element is zero."""
     whole, rest = divmod(n, ELEMENTS_PER_BLOCK)
