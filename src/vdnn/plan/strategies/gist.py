@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from vdnn.codecs import Codec, codec_for
+from vdnn.codecs import CODECS, Codec, codec_for
 from vdnn.codecs.bool_mask import detail_of_alphabet
 from vdnn.errors import InvalidInput
 from vdnn.ir import Detail, Need, Storage
@@ -110,14 +110,10 @@ def _candidates(problem: Problem, stash: Stash, storage: Storage) -> Iterator[tu
     if stash.has_zeros:
         for form in ("sparse", "csr"):
             for format in formats:
-                if form + format not in _NOT_BUILT:
+                if form + format in CODECS:  # CSR has not every format: its rows end anywhere, and fp10 has groups
                     yield form + format, (problem.density,), f"at most {problem.density:.0%} of it is not zero, by plan"
     if formats[1:]:
         yield str(problem.lossy), (), f"rounded to {problem.lossy} after its last use in forward"
-
-
-_NOT_BUILT = frozenset({"csr-fp10", "csr-bf16"})
-"""fp10 packs three values to a word, and CSR's rows end anywhere."""
 
 
 STRATEGIES = (
