@@ -73,8 +73,9 @@ def test_a_saved_plan_is_told_as_the_model_is(capsys: pytest.CaptureFixture[str]
 
 def test_a_saved_plan_takes_no_options_of_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     answer(capsys, "plan", *EXPLAIN[1:], "--save", "deep.json")
-    said = refusal(capsys, "explain", "deep.json", "--batch", "2", "--budget", "50%", "--inexact")
-    assert "leave out --batch, --budget, --inexact" in said
+    typed = ["--batch", "2", "--budget", "50%", "--inexact", "--image-size", "8", "--channels-last"]
+    said = refusal(capsys, "explain", "deep.json", *typed)
+    assert "leave out --batch, --budget, --inexact, --image-size, --channels-last" in said
 
 
 def test_a_model_without_a_batch_is_asked_for_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any, Unpack
 
@@ -66,10 +66,13 @@ def is_plan_file(name: str) -> bool:
 
 
 def _flags(options: Mapping[str, Any]) -> list[str]:
-    """What has been typed: values first, then switches, of which `exact` is the one that is on unless turned off."""
-    said = [name for name, value in options.items() if value is not None and not isinstance(value, bool)]
-    flags = [f"--{name.replace('_', '-')}" for name in said]
-    return flags + ["--inexact"] * (not options["exact"]) + ["--channels-last"] * options["channels_last"]
+    """What has been typed: whatever is not what it is by itself."""
+    known = {field.name: field for field in fields(Options)}
+    by_itself: dict[str, Any] = {"batch": None, "image_size": None, "channels_last": False}
+    by_itself |= {name: field.default for name, field in known.items()}
+    switches = {name: field.metadata["switch"] for name, field in known.items()}
+    said = [name for name, value in options.items() if value != by_itself[name]]
+    return [switches.get(name) or f"--{name.replace('_', '-')}" for name in said]
 
 
 def _record(solved: Solved, lines: Iterable[ExplainedInstruction], num_instructions: int) -> dict[str, Any]:
