@@ -276,8 +276,8 @@ class Graph:
 
     @cached_property
     def stashed(self) -> tuple[int, ...]:
-        """Storages made in forward and read in backward: what a plan decides about. Persistent roles are not among
-        them."""
+        """Storages made in forward and read in backward: what a plan decides about, unless the caller holds it
+        (`plan/model/stashes.py`). Persistent roles are not among them."""
         made: set[int] = set()
         stashed: dict[int, None] = {}
         for moment, op in enumerate(self.ops):
