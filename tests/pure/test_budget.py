@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -87,7 +88,7 @@ def test_an_amount_with_its_unit_is_taken_at_its_word(budget: int | str) -> None
     assert parse_budget(budget) == parse_nbytes(budget)
 
 
-@pytest.mark.parametrize("option", ["budget", "host_budget", "disk_budget"])
+@pytest.mark.parametrize("option", [field.name for field in fields(Options) if field.name.endswith("budget")])
 def test_every_option_that_bounds_asks(option: str) -> None:
     with pytest.raises(InvalidInput, match=r"a budget of 12 is 12 bytes: did you mean 12GiB\?"):
         Options(**{option: 12})  # type: ignore[arg-type]
