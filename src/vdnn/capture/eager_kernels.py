@@ -148,13 +148,19 @@ def _laid_out(op: OpOverload) -> Callable[..., torch.Tensor]:
 def _layouts_are_the_kernels() -> Iterator[None]:
     """While open, fake tensors have the strides of the real ones: nll_loss(log_softmax(x, -1).transpose(1, 2), y) was
     traced wrongly, and its gradient scattered over a tensor that had other strides than were thought."""
-    FakeTensorMode.cache_clear()  # what another trace has seen of them
+    forget_fake_results()  # of a trace without these
     stand_ins: dict[Any, Callable[..., Any]] = {op: decomposition_table[op] for op in _LAYOUTS}
     decomposition_table.update({op: _laid_out(op) for op in _LAYOUTS})
     try:
         yield
     finally:
         decomposition_table.update(stand_ins)
+        forget_fake_results()  # a trace of somebody else has none of these
+
+
+def forget_fake_results() -> None:
+    """What fake tensors remember of calls, for the next call like them: some kilobytes per op."""
+    FakeTensorMode.cache_clear()
 
 
 @contextmanager

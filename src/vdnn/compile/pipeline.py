@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import fx
 
-from vdnn.capture.eager_kernels import require_dense, require_exact
+from vdnn.capture.eager_kernels import forget_fake_results, require_dense, require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.tidy.passes import tidy
@@ -52,6 +52,7 @@ log = logging.getLogger("vdnn")
 def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
     require_exact(step.joint.graph)
+    forget_fake_results()
     give_back_garbage(len(step.joint.graph.nodes))
     with returned_memory(), PlannerProcess(len(step.joint.graph.nodes)) as planner:
         plan_within = partial(plan_step, step, planner=planner)
@@ -72,7 +73,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
         judge_surroundings=session.seen.judge_surroundings,
     )
     if is_replanned(session.options, form):
-        executor.before_step = Replanner(executor, form, session).before_step
+        executor.before_step = Replanner(executor, replace(form, traced=None), session).before_step
     return halves[0].module, halves[1].module, executor
 
 
