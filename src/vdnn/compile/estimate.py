@@ -20,6 +20,8 @@ from vdnn.ir import Graph, Role
 from vdnn.options import Options
 from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.surroundings import Surroundings
+from vdnn.plan.shared.account import account_nbytes
 from vdnn.plan.strategy_table import solve
 from vdnn.torch_private import without_modes
 from vdnn.units import MiB
@@ -49,7 +51,12 @@ class Estimate:
 
 
 def estimate(
-    lowered: Lowered, options: Options, *, variants_s: float = VARIANTS_S, like: Trials | None = None
+    lowered: Lowered,
+    options: Options,
+    around: Surroundings,
+    *,
+    variants_s: float = VARIANTS_S,
+    like: Trials | None = None,
 ) -> Estimate:
     """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
     other ways. `variants_s`: how long those are tried. `like`: what is known of the step at another shape."""
@@ -59,7 +66,7 @@ def estimate(
     calls, cache = op_calls(lowered), CostCache()
     with without_modes():  # real ops on real tensors, in the middle of a trace
         if options.chosen_costs == "tried":
-            room = room_nbytes(lowered.graph, outline, options)
+            room = room_nbytes(lowered.graph, outline, options, around)
             trials = Trials(
                 calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress, like=like
             )
@@ -84,24 +91,26 @@ def _of_trials(trials: Trials, graph: Graph, outline: CostTable) -> Estimate:
     return Estimate(_with_untried(trials.costs, graph, outline), trials.variants(), trials)
 
 
-def room_nbytes(graph: Graph, outline: CostTable, options: Options) -> int | None:
+def room_nbytes(graph: Graph, outline: CostTable, options: Options, around: Surroundings) -> int | None:
     """What a trial may allocate: the budget, less what is there before the step. Of a budget that is a share at least
     so much is known before workspaces are."""
     if options.budget is None:
         return None
-    kept = solve(Problem(graph, outline, options.hardware), "keep-all").peak_nbytes
-    budget_nbytes = resolve_budget(options.budget, kept)
-    return None if budget_nbytes is None else room_beside(graph, budget_nbytes, _THERE_BEFORE)
+    kept = account_nbytes(solve(Problem(graph, outline, options.hardware), "keep-all"), around.of_tensors)
+    budget_nbytes = resolve_budget(options.budget, kept, around.interpreter_nbytes)
+    return None if budget_nbytes is None else _room_beside(graph, budget_nbytes, _THERE_BEFORE, around)
 
 
-def room_between_steps(graph: Graph, budget_nbytes: int) -> int:
+def room_between_steps(problem: Problem) -> int | None:
     """The same after a step: its gradients are there."""
-    return room_beside(graph, budget_nbytes, _THERE_BEFORE | {Role.GRADIENT})
+    if problem.budget_nbytes is None:
+        return None
+    return _room_beside(problem.graph, problem.budget_nbytes, _THERE_BEFORE | {Role.GRADIENT}, problem.surroundings)
 
 
-def room_beside(graph: Graph, budget_nbytes: int, roles: frozenset[Role]) -> int:
+def _room_beside(graph: Graph, budget_nbytes: int, roles: frozenset[Role], around: Surroundings) -> int:
     there = sum(storage.nbytes for storage in graph.storages if storage.role in roles)
-    return max(SMALL_ROOM_NBYTES, budget_nbytes - there)
+    return max(SMALL_ROOM_NBYTES, budget_nbytes - there - around.interpreter_nbytes)
 
 
 def _with_untried(costs: CostTable, graph: Graph, outline: CostTable) -> CostTable:

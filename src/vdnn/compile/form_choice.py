@@ -110,7 +110,8 @@ def price(form: FormProblem, options: Options, like: Trials | None = None) -> Fo
     """With what its ops really take; the same where the outline is all there is. `like`: at another shape."""
     if options.chosen_costs == "roofline":
         return form
-    found = estimate(form.lowered, options, variants_s=0.0 if like is None else AGAIN_VARIANTS_S, like=like)
+    variants_s = 0.0 if like is None else AGAIN_VARIANTS_S
+    found = estimate(form.lowered, options, form.problem.surroundings, variants_s=variants_s, like=like)
     return replace(form, problem=replace(form.problem, costs=found.costs, variants=found.variants), trials=found.trials)
 
 

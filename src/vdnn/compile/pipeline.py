@@ -28,12 +28,13 @@ from vdnn.compile.replanning import Replanner
 from vdnn.compile.seen_storages import with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
+from vdnn.hardware.device import THIS_MACHINE
 from vdnn.options import Options
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.surroundings import Surroundings
+from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
 from vdnn.plan.planner import Planner
 from vdnn.plan.planner import planned as plan_here
 from vdnn.plan.planner_process import PlannerProcess
@@ -109,15 +110,24 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     inputs = describe_inputs(joint.graph, step.plain_inputs)
     lowered = with_seen(lower(joint, inputs, step.num_forward_outputs, name=step.name), step.seen)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    found = estimate(lowered, options, like=None if step.precedent is None else step.precedent.trials.get(TRACED))
+    around = surroundings_of(step, options)
+    like = None if step.precedent is None else step.precedent.trials.get(TRACED)
+    found = estimate(lowered, options, around, like=like)
     problem = Problem(
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
-    around = step.surroundings.joined(Surroundings(options.in_flight))
-    kept_nbytes = account_nbytes(solve(problem, "keep-all"), around)
-    budget_nbytes = resolve_budget(options.budget, kept_nbytes)
+    kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
+    budget_nbytes = resolve_budget(options.budget, kept_nbytes, around.interpreter_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
+
+
+def surroundings_of(step: TracedStep, options: Options) -> Surroundings:
+    """What is there beside the step: what was seen, what the user says, and on this machine what the interpreter holds,
+    whose objects lie in the same memory."""
+    is_here = options.hardware.name == THIS_MACHINE
+    objects_nbytes = interpreter_nbytes(len(step.joint.graph.nodes)) if is_here else 0
+    return step.surroundings.joined(Surroundings(options.in_flight, interpreter_nbytes=objects_nbytes))
 
 
 def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iterator[FormProblem]:
@@ -132,5 +142,6 @@ def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iter
     for form in forms(step.joint, step.num_forward_outputs, exact=options.exact, plain=step.plain_inputs):
         if wanted in (None, form.name):
             described = describe_step(replace(step, joint=form.make(), precedent=None), outline)
-            problem = replace(described.problem, form=form.name, kept_nbytes=traced.problem.kept_nbytes)
+            kept_nbytes, around = traced.problem.kept_nbytes, traced.problem.surroundings
+            problem = replace(described.problem, form=form.name, kept_nbytes=kept_nbytes, surroundings=around)
             yield replace(described, problem=problem, traced=traced)

@@ -98,7 +98,7 @@ class Replanner:
         self._lock = threading.Lock()
         self._others: Share = others_share()
         self._thread: threading.Thread | None = None
-        self._found: tuple[Plan, Edition | None] | None = None
+        self._found: tuple[Plan, Plan | None] | None = None
 
     def before_step(self) -> None:
         """Never waits: who comes while another thread is here goes on."""
@@ -150,8 +150,7 @@ class Replanner:
         is_due, self._may_try = self._may_try and not self._trials.is_complete(), False
         if not is_due:
             return
-        if self._problem.budget_nbytes is not None:
-            self._trials.room_nbytes = room_between_steps(self._problem.graph, self._problem.budget_nbytes)
+        self._trials.room_nbytes = room_between_steps(self._problem)
         self._session.memory.make_room()
         with without_modes(), returned_memory():
             self._trials.try_variants(TRIALS_S)
@@ -207,7 +206,7 @@ class Replanner:
         return replace(plan.problem, costs=costs, variants=offered, hardware=hardware)
 
     def _improve(self, plan: Plan) -> None:
-        """In a thread of its own. Leaves the same plan with new prices, and a new edition where that is better."""
+        """In a thread of its own. Leaves the same plan with new prices, and another where that is better."""
         begin = perf_counter()
         repriced = replace(plan, problem=self._problem, variants=offered_again(chosen_forms(plan), self._problem))
         try:
@@ -220,19 +219,24 @@ class Replanner:
         words = "%s: planned again in %.1f s: %s a step, %s with the plan so far"
         log.info(words, self._name, perf_counter() - begin, format_seconds(after_s), format_seconds(before_s))
         is_better = after_s < before_s * (1 - WORTH_A_CHANGE)
-        self._found = repriced, edition_for(self._form, better, self._session) if is_better else None
+        self._found = repriced, better if is_better else None
 
     def _take_over(self, executor: Executor) -> None:
         if self._found is None:  # the thread failed, and said so
             return
-        (repriced, edition), self._found = self._found, None
-        give_back_garbage(len(self._problem.graph))
-        if edition is not None and self._has_room(edition.plan) and executor.replace_edition(edition):
+        (repriced, better), self._found = self._found, None
+        edition = None if better is None or not self._has_room(better) else self._edition(better)
+        if edition is not None and executor.replace_edition(edition):
             self._expected_s = None
             self._num_changes += 1
             log.info("%s: another plan from this step on", self._name)
         else:
             executor.edition.plan = repriced
+
+    def _edition(self, plan: Plan) -> Edition:
+        """Cut now, while nothing of a step is there: cutting and generating take tens of MiB for a moment."""
+        self._session.memory.make_room()
+        return edition_for(self._form, plan, self._session)
 
     def _has_room(self, plan: Plan) -> bool:
         """Whether the disk has the room that the plan takes there."""

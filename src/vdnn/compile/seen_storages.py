@@ -65,7 +65,7 @@ class SeenStorages:
             found = replace(found, outside_nbytes=0)
         if expected.joined(found) == expected or self.surroundings.joined(found) == self.surroundings:
             return
-        needed_nbytes = account_nbytes(plan, found)
+        needed_nbytes = account_nbytes(plan, expected.joined(found))
         self.surroundings = self.surroundings.joined(found)
         if needed_nbytes <= budget_nbytes:
             return

@@ -273,6 +273,7 @@ class Executor:
         is_looked_at = self._watches_next or self._is_timed_next
         is_new = is_looked_at and not self.edition.has_marked(checked=self._watches_next)
         if is_new:
+            self._memory.make_room()
             self.edition.marked(checked=self._watches_next)
         if is_new or self.measured.num_forward == 1:
             give_back_garbage(len(self.plan.problem.graph))

@@ -33,6 +33,7 @@ from vdnn.plan.auto.traffic import BindingMoment
 from vdnn.plan.model.bounds import largest_op_nbytes, minimum_budget
 from vdnn.plan.model.gaps import NbytesArray
 from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.surroundings import ALONE
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.infeasible import bounds_of_tiers, infeasible
 from vdnn.plan.shared.per_moment import largest_per_moment
@@ -173,10 +174,11 @@ class AutoSearch:
 
     def _offload_floor(self) -> Iterator[Plan]:
         """What offloading alone can come down to where tiers are bounded."""
+        alone = replace(self.problem, surroundings=ALONE)
         try:
-            yield replace(offload.solve(replace(self.problem, budget_nbytes=0)), strategy=STRATEGY_NAME)
+            yield replace(offload.solve(replace(alone, budget_nbytes=0)), strategy=STRATEGY_NAME)
         except Infeasible as reason:
-            least = offload.solve(replace(self.problem, budget_nbytes=reason.minimum_nbytes))
+            least = offload.solve(replace(alone, budget_nbytes=reason.minimum_nbytes))
             yield replace(least, strategy=STRATEGY_NAME)
 
     def _checkpoints(self) -> Iterator[Plan]:
@@ -319,7 +321,8 @@ class AutoSearch:
         return compose(self.candidates, choices, budget_nbytes)
 
     def _refusal(self, budget_nbytes: int) -> Infeasible:
-        asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes)
+        around = self.problem.surroundings
+        asked = replace(self.lowest.problem, budget_nbytes=budget_nbytes, surroundings=around)
         bounds = bounds_of_tiers(self.problem)
         way_out = f"shrink the batch: everything that can be away, encoded or made again already is{bounds}"
         return infeasible(replace(self.lowest, problem=asked), way_out)

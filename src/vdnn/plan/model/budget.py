@@ -1,8 +1,9 @@
 """A budget as people say it, as bytes.
 
 Enters: 12884901888, "12GiB", "45%" or None, and the peak of a step that keeps everything. Leaves: bytes, or None for no
-bound; 12 alone is asked back (`units.py`). A share is one of the keep-all peak, so "45%" means the same thing for every
-model; more than "100%" is allowed and bounds nothing that keep-all would not meet.
+bound; 12 alone is asked back (`units.py`). A share is one of the keep-all peak of tensors, so "45%" means the same for
+every model; what the interpreter holds for the step comes on top of a share, and is inside bytes that were named. More
+than "100%" is allowed and bounds nothing that keep-all would not meet.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from vdnn.units import parse_budget
 _SHARE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
 
-def resolve_budget(budget: int | str | None, keep_all_peak_nbytes: int) -> int | None:
+def resolve_budget(budget: int | str | None, keep_all_peak_nbytes: int, interpreter_nbytes: int = 0) -> int | None:
     """Bytes that the peak must stay within; a share is rounded down to whole bytes."""
     if budget is None:
         return None
     share = parse_share(budget)
-    return parse_budget(budget, or_share=True) if share is None else int(share * keep_all_peak_nbytes)
+    if share is None:
+        return parse_budget(budget, or_share=True)
+    return int(share * keep_all_peak_nbytes) + interpreter_nbytes
 
 
 def parse_share(budget: int | str | None) -> Fraction | None:

@@ -1,9 +1,11 @@
-"""One budget for everything that a model has alive at once: the step, other steps in flight, what runs outside.
+"""One budget for all that a model has alive at once: the step, other steps in flight, what runs outside, and what the
+interpreter holds for it.
 
 Enters: a plan of one step, and the surroundings in which it runs. Leaves: the bytes that all of it takes together, and
 a plan with which they fit. The one idea: **a budget is given out once**. A step that waits for its backward holds its
 stash, so each further step in flight adds what crosses from forward to backward; a loss that is computed outside of the
-model is held beside one stash, between the two halves.
+model is held beside one stash, between the two halves. The interpreter's objects are there all the time, so that they
+come off the budget before anything is decided.
 
 Known weakness: other steps count with their whole stash, also while their own backward frees it.
 """
@@ -16,12 +18,11 @@ from dataclasses import replace
 from vdnn.errors import Infeasible
 from vdnn.ir import Role
 from vdnn.plan.judge.residency import holdings
-from vdnn.plan.model.budget import least_share
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.model.timeline import ROW_OF_ROLE
 from vdnn.plan.plan import Plan
-from vdnn.plan.shared.infeasible import kept_nbytes
+from vdnn.plan.shared.infeasible import shares_of
 from vdnn.units import format_nbytes
 
 _DEVICE = 0  # the device is the first tier
@@ -52,7 +53,7 @@ def account_nbytes(plan: Plan, around: Surroundings) -> int:
     if around.num_in_flight > 1:  # gradients of earlier backwards are there while the next ones are made
         further = (around.num_in_flight - 1) * stash_nbytes(plan) + _nbytes_of(plan, Role.GRADIENT)
     waiting = _nbytes_of(plan, *_PERSISTENT) + stash_nbytes(plan) + around.outside_nbytes
-    return further + max(plan.peak_nbytes, waiting)
+    return around.interpreter_nbytes + further + max(plan.peak_nbytes, waiting)
 
 
 def _nbytes_of(plan: Plan, *roles: Role) -> int:
@@ -62,10 +63,16 @@ def _nbytes_of(plan: Plan, *roles: Role) -> int:
 def planned_in_account(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
     """What `decide` answers for a budget that leaves room for the problem's surroundings. The plan keeps the whole
     budget as its problem's: that is what the user named."""
-    around, alone = problem.surroundings, replace(problem, surroundings=ALONE)
-    if problem.budget_nbytes is None or around == ALONE:
+    if problem.budget_nbytes is None or problem.surroundings == ALONE:
         return decide(problem)
-    return replace(_largest_that_fits(around, alone, decide), problem=problem)
+    return replace(_largest_that_fits(problem.surroundings, problem, decide), problem=problem)
+
+
+def _for_tensors(problem: Problem, budget_nbytes: int) -> Problem:
+    """What a strategy is asked: one step, in what the interpreter leaves of the budget."""
+    around = Surroundings(interpreter_nbytes=problem.surroundings.interpreter_nbytes)
+    left_nbytes = max(budget_nbytes - around.interpreter_nbytes, 0)
+    return replace(problem, budget_nbytes=left_nbytes, surroundings=around)
 
 
 def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
@@ -75,18 +82,20 @@ def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[
     assert budget_nbytes is not None, "without a budget everything fits"
     most = budget_nbytes
     try:
-        plan = decide(replace(problem, budget_nbytes=most))
+        plan = decide(_for_tensors(problem, most))
         least = 0 if account_nbytes(plan, around) <= budget_nbytes else _least_nbytes(problem, decide)
     except Infeasible as reason:
+        if around.num_in_flight == 1 and not around.outside_nbytes:
+            raise
         least = reason.minimum_nbytes
     if not least:
         return plan
-    best = decide(replace(problem, budget_nbytes=least))
+    best = decide(_for_tensors(problem, least))
     if account_nbytes(best, around) > budget_nbytes:
-        raise _refusal(budget_nbytes, best, around, kept_nbytes(problem))
+        raise _refusal(budget_nbytes, best, problem)
     for _ in range(NUM_HALVINGS):
         middle = (least + most) // 2
-        plan = decide(replace(problem, budget_nbytes=middle))
+        plan = decide(_for_tensors(problem, middle))
         if account_nbytes(plan, around) <= budget_nbytes:
             best, least = plan, middle
         else:
@@ -96,25 +105,25 @@ def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[
 
 def _least_nbytes(problem: Problem, decide: Callable[[Problem], Plan]) -> int:
     try:
-        decide(replace(problem, budget_nbytes=0))
+        decide(_for_tensors(problem, 0))
     except Infeasible as reason:
         return reason.minimum_nbytes
     return 1  # even nothing is enough
 
 
-def _refusal(budget_nbytes: int, smallest: Plan, around: Surroundings, everything_nbytes: int) -> Infeasible:
-    needed = account_nbytes(smallest, around)
-    asked = f"{least_share(needed, budget_nbytes)} of what was asked and " if budget_nbytes else ""
-    shares = f"{asked}{least_share(needed, everything_nbytes)} of what keeping everything takes"
+def _refusal(budget_nbytes: int, smallest: Plan, problem: Problem) -> Infeasible:
+    needed = account_nbytes(smallest, problem.surroundings)
     return Infeasible(
         f"no plan fits {format_nbytes(budget_nbytes)}: one step alone takes {format_nbytes(smallest.peak_nbytes)} at"
-        f" least, and holds {format_nbytes(stash_nbytes(smallest))} from forward to backward. {_words(around)}\n"
-        f"Raise budget to at least {format_nbytes(needed)} ({needed} bytes), {shares}, run fewer steps at once, or"
-        " shrink the batch.",
+        f" least, and holds {format_nbytes(stash_nbytes(smallest))} from forward to backward."
+        f" {_words(problem.surroundings)}\n"
+        f"Raise budget to at least {format_nbytes(needed)} ({needed} bytes),"
+        f" {shares_of(needed, budget_nbytes, problem)}, run fewer steps at once, or shrink the batch.",
         minimum_nbytes=needed,
     )
 
 
 def _words(around: Surroundings) -> str:
     outside = f", and {format_nbytes(around.outside_nbytes)} outside of the model" if around.outside_nbytes else ""
-    return f"The account is of {around.num_in_flight} steps in flight at once{outside}."
+    objects = f", {format_nbytes(around.interpreter_nbytes)} of the interpreter" if around.interpreter_nbytes else ""
+    return f"The account is of {around.num_in_flight} steps in flight at once{outside}{objects}."

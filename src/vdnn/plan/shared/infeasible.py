@@ -2,7 +2,8 @@
 
 Enters: the smallest plan a strategy could make, still over its budget. Leaves: an `Infeasible` that says what was
 asked, what needs the most and when, what fills it, and the way out: in bytes, and as shares of what was asked and of
-what keeping everything takes, in which budgets are said too.
+what keeping everything takes, in which budgets are said too. What the interpreter holds came off the budget before, and
+is told again.
 """
 
 from __future__ import annotations
@@ -23,25 +24,30 @@ MOST_NAMED = 6  # lines a person reads before looking at the sum
 
 def infeasible(plan: Plan, way_out: str) -> Infeasible:
     """Why `plan` exceeds its budget. `way_out` completes "Raise budget to at least N, or"."""
-    budget_nbytes, timeline = plan.problem.budget_nbytes, plan.timeline
-    assert budget_nbytes is not None, "without a budget every plan is feasible"
-    peak = format_nbytes(plan.peak_nbytes)
+    timeline, objects_nbytes = plan.timeline, plan.problem.surroundings.interpreter_nbytes
+    assert plan.problem.budget_nbytes is not None, "without a budget every plan is feasible"
+    asked_nbytes, needed_nbytes = plan.problem.budget_nbytes + objects_nbytes, plan.peak_nbytes + objects_nbytes
+    needed, shares = format_nbytes(needed_nbytes), shares_of(needed_nbytes, asked_nbytes, plan.problem)
     moment = int(timeline.moments[timeline.peak_at])
     name = plan.problem.graph.ops[moment].name
     lines = [
-        f"no {plan.strategy!r} plan fits {format_nbytes(budget_nbytes)}: op {moment} {name!r} needs {peak}.",
+        f"no {plan.strategy!r} plan fits {format_nbytes(asked_nbytes)}: op {moment} {name!r} needs {needed}.",
         *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
-        f"Raise budget to at least {peak} ({plan.peak_nbytes} bytes), {_shares(plan)}, or {way_out}.",
+        *(
+            [f"    {format_nbytes(objects_nbytes):>12}  the interpreter's objects of the step"]
+            if objects_nbytes
+            else []
+        ),
+        f"Raise budget to at least {needed} ({needed_nbytes} bytes), {shares}, or {way_out}.",
     ]
-    return Infeasible("\n".join(lines), minimum_nbytes=Nbytes(plan.peak_nbytes))
+    return Infeasible("\n".join(lines), minimum_nbytes=Nbytes(needed_nbytes))
 
 
-def _shares(plan: Plan) -> str:
-    budget_nbytes = plan.problem.budget_nbytes
-    of_kept = f"{least_share(plan.peak_nbytes, kept_nbytes(plan.problem))} of what keeping everything takes"
-    return (
-        f"{least_share(plan.peak_nbytes, budget_nbytes)} of what was asked and {of_kept}" if budget_nbytes else of_kept
-    )
+def shares_of(needed_nbytes: int, asked_nbytes: int, problem: Problem) -> str:
+    """Of what was asked, and as a budget says a share: of the tensors that keeping everything takes."""
+    tensors_nbytes = needed_nbytes - problem.surroundings.interpreter_nbytes
+    of_kept = f"{least_share(tensors_nbytes, kept_nbytes(problem))} of what keeping everything takes"
+    return f"{least_share(needed_nbytes, asked_nbytes)} of what was asked and {of_kept}" if asked_nbytes else of_kept
 
 
 def kept_nbytes(problem: Problem) -> int:

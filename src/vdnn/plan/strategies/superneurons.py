@@ -22,6 +22,7 @@ from vdnn.errors import Infeasible
 from vdnn.plan.model.bounds import minimum_budget
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.segments import Segment
+from vdnn.plan.model.surroundings import ALONE
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategies.offload import beside, keeping, least_per_moment
 from vdnn.plan.strategies.recompute import SegmentUses, cost_aware
@@ -40,9 +41,10 @@ def solve(problem: Problem) -> Plan:
 def _at_the_floor(problem: Problem) -> Plan:
     """Where slower tiers are full before that, as near to the floor as they allow."""
     budget_nbytes, _ = minimum_budget(problem)
+    alone = replace(problem, surroundings=ALONE)
     while True:
         try:
-            plan = _within(replace(problem, budget_nbytes=budget_nbytes), budget_nbytes)
+            plan = _within(replace(alone, budget_nbytes=budget_nbytes), budget_nbytes)
         except Infeasible as reason:
             budget_nbytes = max(reason.minimum_nbytes, budget_nbytes + 1)
             continue
