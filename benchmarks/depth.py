@@ -37,7 +37,7 @@ from torch import nn
 
 import vdnn
 from vdnn.api import session_of
-from vdnn.compile import ahead_of_time, decide, pipeline
+from vdnn.compile import ahead_of_time, form_choice, pipeline
 from vdnn.environment import PLAN_CACHE
 from vdnn.models.registry import resolve
 from vdnn.models.spec import ModelSpec, Workload
@@ -53,14 +53,13 @@ PASSES = (
     (ahead_of_time, "export_joint"),
     *((pipeline, name) for name in ("tidy", "lower", "estimate", "cut", "program")),
 )
-PLANNING = ((decide, "solve_with_workspaces"), (decide, "check"))
+PLANNING = ((form_choice, "decide"),)
 WORDS = {
     "export_joint": "capture by PyTorch",
     "tidy": "tidy the graph",
     "lower": "lower it to storages",
     "estimate": "measure distinct ops",
-    "solve_with_workspaces": "plan",
-    "check": "check the plan",
+    "decide": "plan, and check the plan",
     "cut": "cut into forward and backward",
     "program": "generate code",
 }

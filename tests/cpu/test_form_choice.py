@@ -39,10 +39,11 @@ class Solver:
 
 def choice(solve: Any, traced: Any, count: int, price: Any) -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(vdnn.compile.form_choice, "decide", lambda problem, options: solve(problem))
         patched.setattr(vdnn.compile.form_choice, "price", lambda form, options: price(form))
         patched.setattr(vdnn.compile.form_choice, "seconds_in_outline", lambda form, options: 1.0)
-        return choose_form(traced, map(posed, range(1, count + 1)), Options(exact=False)).form.number  # type: ignore[attr-defined]
+        others = map(posed, range(1, count + 1))
+        found = choose_form(traced, others, Options(exact=False), lambda question: solve(question.problem))
+        return found.form.number  # type: ignore[attr-defined]
 
 
 def chosen(solve: Solver, count: int) -> Any:

@@ -75,7 +75,7 @@ INSIDE_PLAN = {
     "exact_counterpart": {"model", "judge", "plan", "shared", "strategy_table"},
     "files": {"model", "judge", "document", "plan"},
     "planner": {"model", "judge", "plan", "shared", "strategy_table", "files"},
-    "planner_process": {"model", "plan", "planner"},
+    "planner_process": {"model", "plan", "shared", "planner"},
     "views": {"model", "judge", "plan", "auto", "strategy_table"},
 }
 """What the folders and files of `plan/` may import of each other, in the order in which they build on each other."""

@@ -12,13 +12,21 @@ import pytest
 
 from pure.test_offload import chain_problem
 from vdnn.errors import Infeasible
+from vdnn.plan import planner_process
 from vdnn.plan.planner import Question, planned
-from vdnn.plan.planner_process import LARGE_STEP_OPS, PlannerProcess
+from vdnn.plan.planner_process import PlannerProcess, is_planned_apart
+from vdnn.plan.shared.account import room_between_steps
+
+
+@pytest.fixture(autouse=True)
+def every_step_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planner_process, "LARGE_STEP_OPS", 1)
+    monkeypatch.setattr(planner_process, "PROCESS_NBYTES", 0)
 
 
 @pytest.fixture(scope="module")
 def beside() -> Iterator[PlannerProcess]:
-    with PlannerProcess(LARGE_STEP_OPS) as planner:
+    with PlannerProcess() as planner:
         yield planner
 
 
@@ -59,29 +67,38 @@ def test_a_refusal_crosses_whole(beside: PlannerProcess) -> None:
 
 def test_a_process_that_died_is_not_needed() -> None:
     question = Question(chain_problem(None), "keep-all", is_anew=True)
-    with PlannerProcess(LARGE_STEP_OPS) as planner:
+    with PlannerProcess() as planner:
+        planner(question)
         os.kill(pid_of(planner), signal.SIGKILL)
+        assert planner(question) == planned(question)
         assert planner(question) == planned(question)
         assert planner._process is None, "nobody is asked again"
 
 
 def test_no_process_is_left_behind() -> None:
-    with PlannerProcess(LARGE_STEP_OPS) as planner:
+    with PlannerProcess() as planner:
+        planner(Question(chain_problem(None), "keep-all", is_anew=True))
         pid = pid_of(planner)
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
-def test_small_steps_and_interpreters_without_a_name_plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    with PlannerProcess(LARGE_STEP_OPS - 1) as planner:
-        assert planner._process is None
-    monkeypatch.setattr(sys, "executable", "")
-    with PlannerProcess(LARGE_STEP_OPS) as planner:
-        assert planner._process is None
-
-
-def test_an_interpreter_that_cannot_be_started_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+@pytest.mark.parametrize("executable", ["", "/nowhere/python"])
+def test_an_interpreter_that_cannot_be_started_is_not_needed(executable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
     question = Question(chain_problem(None), "keep-all", is_anew=True)
-    with PlannerProcess(LARGE_STEP_OPS) as planner:
+    with PlannerProcess() as planner:
         assert planner(question) == planned(question)
+        assert planner._process is None
+
+
+def test_small_steps_and_budgets_without_room_for_a_process_plan_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = chain_problem(1000)
+    room_nbytes = room_between_steps(problem)
+    assert room_nbytes is not None
+    assert is_planned_apart(problem)
+    monkeypatch.setattr(planner_process, "PROCESS_NBYTES", room_nbytes + 1)
+    assert not is_planned_apart(problem)
+    assert is_planned_apart(replace(problem, budget_nbytes=None)), "nothing bounds it"
+    monkeypatch.setattr(planner_process, "LARGE_STEP_OPS", len(problem.graph) + 1)
+    assert not is_planned_apart(replace(problem, budget_nbytes=None))

@@ -7,7 +7,7 @@ where a budget is to be kept, what ops cost computed in other ways.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vdnn.capture.lower import Lowered
 from vdnn.cost.cost_cache import CostCache
@@ -16,12 +16,12 @@ from vdnn.cost.op_calls import may_be_tried, op_calls
 from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.tried import Trials
-from vdnn.ir import Graph, Role
+from vdnn.ir import Graph
 from vdnn.options import Options
 from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import Surroundings
-from vdnn.plan.shared.account import account_nbytes
+from vdnn.plan.shared.account import account_nbytes, room_before_step
 from vdnn.plan.strategy_table import solve
 from vdnn.torch_private import without_modes
 from vdnn.units import MiB
@@ -37,8 +37,6 @@ AGAIN_VARIANTS_S = 0.3
 
 SMALL_ROOM_NBYTES = 16 * MiB
 """Trials may always take this much: a few megabytes more or less are the interpreter's own affair."""
-
-_THERE_BEFORE = frozenset({Role.PARAMETER, Role.BUFFER, Role.INPUT, Role.OPTIMIZER_STATE})
 
 
 @dataclass(frozen=True)
@@ -96,21 +94,14 @@ def room_nbytes(graph: Graph, outline: CostTable, options: Options, around: Surr
     so much is known before workspaces are."""
     if options.budget is None:
         return None
-    kept = account_nbytes(solve(Problem(graph, outline, options.hardware), "keep-all"), around.of_tensors)
-    budget_nbytes = resolve_budget(options.budget, kept, around.interpreter_nbytes)
-    return None if budget_nbytes is None else _room_beside(graph, budget_nbytes, _THERE_BEFORE, around)
+    problem = Problem(graph, outline, options.hardware, surroundings=around)
+    kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
+    budget_nbytes = resolve_budget(options.budget, kept_nbytes, around.interpreter_nbytes)
+    return at_least_small(room_before_step(replace(problem, budget_nbytes=budget_nbytes)))
 
 
-def room_between_steps(problem: Problem) -> int | None:
-    """The same after a step: its gradients are there."""
-    if problem.budget_nbytes is None:
-        return None
-    return _room_beside(problem.graph, problem.budget_nbytes, _THERE_BEFORE | {Role.GRADIENT}, problem.surroundings)
-
-
-def _room_beside(graph: Graph, budget_nbytes: int, roles: frozenset[Role], around: Surroundings) -> int:
-    there = sum(storage.nbytes for storage in graph.storages if storage.role in roles)
-    return max(SMALL_ROOM_NBYTES, budget_nbytes - there - around.interpreter_nbytes)
+def at_least_small(room_nbytes: int | None) -> int | None:
+    return None if room_nbytes is None else max(SMALL_ROOM_NBYTES, room_nbytes)
 
 
 def _with_untried(costs: CostTable, graph: Graph, outline: CostTable) -> CostTable:

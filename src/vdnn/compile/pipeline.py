@@ -55,7 +55,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     require_exact(step.joint.graph)
     forget_fake_results()
     give_back_garbage(len(step.joint.graph.nodes))
-    with returned_memory(), PlannerProcess(len(step.joint.graph.nodes)) as planner:
+    with returned_memory(), PlannerProcess() as planner:
         plan_within = partial(plan_step, step, planner=planner)
         planned = plan_in_room(plan_within, session.options, session.disk_room)
     form, plan = planned.form, planned.plan

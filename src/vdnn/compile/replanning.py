@@ -3,9 +3,10 @@
 Enters: an executor and what its plan was made from. Leaves: better editions for the executor, between two steps. The
 one idea: **plan at once, measure while training**. The first plan rests on single trials of ops (`cost/tried.py`). The
 next two steps are timed instruction by instruction; where they differ from what was believed, or where other ways of
-computing ops were tried meanwhile, the plan is made again with the times that were seen, in another thread, and takes
-over between two steps if it is faster. Afterwards a step is compared with its plan, and copies with their link: a disk
-that becomes slow shows in the first step that uses it.
+computing ops were tried meanwhile, the plan is made again with the times that were seen, and takes over between two
+steps if it is faster. It is made in the background where the budget has room for that, else between two steps.
+Afterwards a step is compared with its plan, and copies with their link: a disk that becomes slow shows in the first
+step that uses it.
 
 Between two steps nothing of a step is there, so that trials of ops have the room that a step would take.
 """
@@ -19,7 +20,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from time import perf_counter
 
-from vdnn.compile.estimate import room_between_steps
+from vdnn.compile.estimate import at_least_small
 from vdnn.compile.executable import edition_for
 from vdnn.compile.session import Session
 from vdnn.compile.step_times import CodecCall, StepTimes, scaled, step_times, with_codec_factors, with_factors
@@ -35,7 +36,8 @@ from vdnn.plan.files.saved import chosen_forms, offered_again
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.planner import Question
-from vdnn.plan.planner_process import PlannerProcess
+from vdnn.plan.planner_process import PROCESS_NBYTES, PlannerProcess, is_planned_apart
+from vdnn.plan.shared.account import account_nbytes, room_between_steps
 from vdnn.runtime.executor import Edition, Executor
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
@@ -150,7 +152,7 @@ class Replanner:
         is_due, self._may_try = self._may_try and not self._trials.is_complete(), False
         if not is_due:
             return
-        self._trials.room_nbytes = room_between_steps(self._problem)
+        self._trials.room_nbytes = at_least_small(room_between_steps(self._problem))
         self._session.memory.make_room()
         with without_modes(), returned_memory():
             self._trials.try_variants(TRIALS_S)
@@ -189,8 +191,20 @@ class Replanner:
         self._problem = self._priced(executor.plan, hardware)
         self._has_new_variants = False
         self.num_planned += 1
-        self._thread = threading.Thread(target=self._improve, args=(executor.plan,), name="vdnn-replan")
-        self._thread.start()
+        if self._fits_beside(executor.plan):
+            self._thread = threading.Thread(target=self._improve, args=(executor.plan, True), name="vdnn-replan")
+            self._thread.start()
+        else:  # now, while nothing of a step is there
+            self._session.memory.make_room()
+            self._improve(executor.plan, is_background=False)
+            self._take_over(executor)
+
+    def _fits_beside(self, plan: Plan) -> bool:
+        """Whether the budget has room for planning while a step runs."""
+        budget_nbytes, around = self._problem.budget_nbytes, self._problem.surroundings
+        if budget_nbytes is None or not is_planned_apart(self._problem):
+            return True
+        return account_nbytes(plan, around) + PROCESS_NBYTES <= budget_nbytes
 
     def _priced(self, plan: Plan, hardware: Hardware) -> Problem:
         """The problem with the times that were seen. The ways in which the plan computes ops stay on offer."""
@@ -205,12 +219,13 @@ class Replanner:
         costs = with_factors(first.costs, self._keys, self._factors)
         return replace(plan.problem, costs=costs, variants=offered, hardware=hardware)
 
-    def _improve(self, plan: Plan) -> None:
-        """In a thread of its own. Leaves the same plan with new prices, and another where that is better."""
+    def _improve(self, plan: Plan, is_background: bool) -> None:
+        """In a thread of its own, or between two steps. Leaves the same plan with new prices, and another where that is
+        better."""
         begin = perf_counter()
         repriced = replace(plan, problem=self._problem, variants=offered_again(chosen_forms(plan), self._problem))
         try:
-            with PlannerProcess(len(self._problem.graph), is_background=True) as planner:
+            with PlannerProcess(is_background=is_background) as planner:
                 better = planner(Question(self._problem, self._session.options.chosen_strategy, is_anew=True))
         except Infeasible as reason:
             log.info("%s: no other plan: %s", self._name, reason)

@@ -5,8 +5,8 @@ finding it takes a hundred megabytes of small objects, which an interpreter keep
 of bytes has a step to put there. So another interpreter, one without torch, finds the plan and ends; and while a model
 trains, it does not hold the lock that the training thread needs.
 
-Where no other process can be had, or where it dies, the question is answered here. The kernel is asked to end it
-before anything else where memory runs out.
+Where no other process can be had, where it dies, or where a hard limit of the budget would have no room for it, the
+question is answered here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,11 +26,17 @@ from vdnn.errors import VdnnError
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.planner import Question, planned
+from vdnn.plan.shared.account import room_between_steps
+from vdnn.units import MiB
 
 log = logging.getLogger("vdnn")
 
 LARGE_STEP_OPS = 250
 """Ops from which on planning takes more than another interpreter needs to start: some 10 MiB and 0.3 s."""
+
+PROCESS_NBYTES = 112 * MiB
+"""What the other process takes: 78 to 91 MiB of its own for steps of 400 to 2,200 ops, and libraries that nobody else
+has read. A container counts it."""
 
 _BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); from vdnn.plan.planner_process import serve; serve()"
 _APART: dict[str, Any] = {
@@ -58,22 +63,15 @@ class _Answer:
 
 
 class PlannerProcess:
-    """A planner (`Planner`) for steps of so many ops: small ones are planned here. It ends with its `with` block."""
+    """A planner (`Planner`). Small steps are planned here; for large ones an interpreter is started with the first
+    question and ends with the `with` block."""
 
-    def __init__(self, num_ops: int, *, is_background: bool = False) -> None:
-        self._is_used = num_ops >= LARGE_STEP_OPS and bool(sys.executable)
-        self._is_background = is_background
+    def __init__(self, *, is_background: bool = False) -> None:
+        self._is_background, self._is_gone = is_background, not sys.executable
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
     def __enter__(self) -> PlannerProcess:
-        if self._is_used:
-            package = str(Path(__file__).parents[2])
-            command = (sys.executable, "-c", _BEGIN, package, str(_NICER * self._is_background))
-            try:
-                self._process = subprocess.Popen(command, **_APART)
-            except OSError as problem:
-                log.info("planning in this process, another one cannot be had: %s", problem)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,12 +82,23 @@ class PlannerProcess:
 
     def __call__(self, question: Question) -> Plan:
         with self._lock:
-            answer = self._asked(question)
+            answer = self._asked(question) if is_planned_apart(question.problem) else None
         return planned(question) if answer is None else answer.to(question)
+
+    def _started(self) -> subprocess.Popen[bytes] | None:
+        if self._process is None and not self._is_gone:
+            package = str(Path(__file__).parents[2])
+            command = (sys.executable, "-c", _BEGIN, package, str(_NICER * self._is_background))
+            try:
+                self._process = subprocess.Popen(command, **_APART)
+            except OSError as problem:
+                self._is_gone = True
+                log.info("planning in this process, another one cannot be had: %s", problem)
+        return self._process
 
     def _asked(self, question: Question) -> _Answer | None:
         """None where nobody answers."""
-        process = self._process
+        process = self._started()
         if process is None:
             return None
         assert process.stdin is not None, "it listens"
@@ -100,16 +109,21 @@ class PlannerProcess:
             answer: _Answer = pickle.load(process.stdout)
         except (OSError, EOFError, pickle.UnpicklingError) as problem:
             log.info("planning in this process, the other one is gone: %r", problem)
+            self._is_gone = True
             self.__exit__()
             return None
         return answer
 
 
+def is_planned_apart(problem: Problem) -> bool:
+    """Whether the step is large, and its budget has room for another process while nothing of a step is there."""
+    room_nbytes = room_between_steps(problem)
+    return len(problem.graph) >= LARGE_STEP_OPS and (room_nbytes is None or room_nbytes >= PROCESS_NBYTES)
+
+
 def serve() -> None:
     """The other process: answer until nobody asks any more."""
     os.nice(int(sys.argv[2]))
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-        score.write("1000")
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what others print does not come between answers
     _answer_all(sys.stdin.buffer, answers)

@@ -29,6 +29,8 @@ _DEVICE = 0  # the device is the first tier
 _PERSISTENT = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
 _STASHED = tuple(ROW_OF_ROLE[role] for role in (Role.FEATURE_MAP, Role.OUTPUT, Role.INPUT))
 
+_THERE_BEFORE = frozenset({*_PERSISTENT, Role.INPUT})
+
 NUM_HALVINGS = 7
 """How closely the largest budget for one step is looked for: to a hundredth of what lies between least and most."""
 
@@ -54,6 +56,23 @@ def account_nbytes(plan: Plan, around: Surroundings) -> int:
         further = (around.num_in_flight - 1) * stash_nbytes(plan) + _nbytes_of(plan, Role.GRADIENT)
     waiting = _nbytes_of(plan, *_PERSISTENT) + stash_nbytes(plan) + around.outside_nbytes
     return around.interpreter_nbytes + further + max(plan.peak_nbytes, waiting)
+
+
+def room_before_step(problem: Problem) -> int | None:
+    """What the budget leaves beside what is there before the first step; None: nothing bounds it."""
+    return _room_beside(problem, _THERE_BEFORE)
+
+
+def room_between_steps(problem: Problem) -> int | None:
+    """The same after a step: its gradients are there."""
+    return _room_beside(problem, _THERE_BEFORE | {Role.GRADIENT})
+
+
+def _room_beside(problem: Problem, roles: frozenset[Role]) -> int | None:
+    if problem.budget_nbytes is None:
+        return None
+    there = sum(storage.nbytes for storage in problem.graph.storages if storage.role in roles)
+    return max(problem.budget_nbytes - there - problem.surroundings.interpreter_nbytes, 0)
 
 
 def _nbytes_of(plan: Plan, *roles: Role) -> int:
