@@ -247,6 +247,7 @@ class Replanner:
             log.info("%s: another plan from this step on", self._name)
         else:
             executor.edition.plan = repriced
+        give_back_garbage(len(self._problem.graph))
 
     def _edition(self, plan: Plan) -> Edition:
         """Cut now, while nothing of a step is there: cutting and generating take tens of MiB for a moment."""
