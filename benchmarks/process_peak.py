@@ -29,7 +29,7 @@ from vdnn.calibrate.this_machine import this_machine
 from vdnn.cli.limited_child import become_idle
 from vdnn.environment import CACHE_DIR, cache_dir
 from vdnn.errors import Infeasible
-from vdnn.runtime.hard_limit import ALLOWED_SHARE, BESIDE_NBYTES, CONTROL_GROUP
+from vdnn.runtime.hard_limit import ALLOWED_SHARE, BESIDE_NBYTES, CONTROL_GROUP, enter_group
 from vdnn.runtime.process_memory import in_default_child, reset_peak, resident
 from vdnn.units import format_nbytes
 
@@ -38,7 +38,6 @@ ALLOWED_NBYTES = BESIDE_NBYTES[CONTROL_GROUP]
 
 MINIMUM = "minimum"
 BUDGETS = ("75%", "50%", MINIMUM)
-STEADY_STEPS = 4
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,7 @@ class Setting:
     batch: int
     image_size: int | None
     budget: str | int = "75%"
+    steady_steps: int = 6
 
     def load(self, **options: str) -> models.Workload:
         return models.load(self.model, self.batch, image_size=self.image_size, **options)
@@ -83,9 +83,13 @@ class Rise:
         return self.nbytes <= ALLOWED_SHARE * self.budget_nbytes + ALLOWED_NBYTES
 
 
-def rise_of(setting: Setting) -> Rise:
-    """To be run in a fresh process."""
+def rise_of(setting: Setting, group: Path | None = None) -> Rise:
+    """To be run in a fresh process. In a control group of `group`, it is killed where it takes more than is allowed
+    for the bytes that are its budget."""
     idle_nbytes = become_idle()
+    if group is not None:
+        assert isinstance(setting.budget, int), "a limit comes before the first plan, which says what a share is"
+        enter_group(group, int(ALLOWED_SHARE * setting.budget) + ALLOWED_NBYTES)
     torch.manual_seed(0)
     workload = setting.load()
     step = vdnn.virtualize(workload.step, budget=setting.budget)
@@ -97,7 +101,7 @@ def rise_of(setting: Setting) -> Rise:
     train()
     first_nbytes = peak_nbytes() - idle_nbytes
     reset_peak()
-    for _ in range(STEADY_STEPS):
+    for _ in range(setting.steady_steps):
         train()
     steady_nbytes = peak_nbytes() - idle_nbytes
     report = vdnn.report(step)

@@ -250,6 +250,18 @@ def test_another_iteration_does_not_come_on_top_of_an_idle_arena(library: Any) -
     assert max(resident_nbytes) < 1.5 * nbytes
 
 
+def test_an_arena_does_not_hold_iterations_that_come_no_more(library: Any) -> None:
+    memory = StepMemory(StepAllocator(library))
+    for key, nbytes in (("old", 8 * MiB), ("old", 8 * MiB), ("new", MiB), ("new", MiB), ("new", MiB)):
+        if key == "new":
+            memory.forget("old")
+        with memory.half(key, is_forward=True):
+            torch.ones(nbytes, dtype=torch.uint8)
+    counts = memory.counts()
+    assert counts.arena_nbytes < 2 * MiB
+    assert counts.num_planned == 1
+
+
 def test_work_that_is_repeated_gets_its_pages_again_and_gives_them_back_at_the_end() -> None:
     with returned_memory():
         first = torch.ones(MiB).data_ptr()

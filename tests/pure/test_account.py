@@ -15,8 +15,8 @@ from pure.random_plans import plans
 from random_examples import examples
 from vdnn.errors import Infeasible
 from vdnn.plan import Plan, Problem, check
-from vdnn.plan.model.budget import least_share
-from vdnn.plan.model.surroundings import ALONE, Surroundings
+from vdnn.plan.model.budget import least_share, resolve_budget
+from vdnn.plan.model.surroundings import ALONE, FEW_NODES, Surroundings, interpreter_nbytes
 from vdnn.plan.shared.account import account_nbytes, planned_in_account, stash_nbytes
 from vdnn.plan.strategy_table import solve
 
@@ -76,3 +76,34 @@ def test_what_cannot_fit_is_refused_with_bytes_that_work(share: int) -> None:
 def test_surroundings_without_a_step_are_refused(num_in_flight: int) -> None:
     with pytest.raises(ValueError, match="at least one step is in flight"):
         Surroundings(num_in_flight)
+
+
+OBJECTS = Surroundings(interpreter_nbytes=70)
+
+
+@pytest.mark.parametrize("around", [OBJECTS, Surroundings(3, 90, 70)])
+def test_what_the_interpreter_holds_comes_off_bytes_that_are_named(around: Surroundings) -> None:
+    budget_nbytes = account_nbytes(decide(deep(None)), around) * 3 // 4
+    plan = check(planned_in(around, deep(budget_nbytes), decide))
+    assert plan.peak_nbytes <= budget_nbytes - 70
+    assert plan.problem.budget_nbytes == budget_nbytes
+    assert plan.decisions == planned_in(around.of_tensors, deep(budget_nbytes - 70), decide).decisions
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "auto", "offload", "superneurons"])
+def test_a_refusal_counts_what_the_interpreter_holds_and_its_minimum_works(strategy: str) -> None:
+    solve_with = partial(solve, strategy=strategy)
+    with pytest.raises(Infeasible, match="the interpreter's objects of the step") as refused:
+        planned_in(OBJECTS, deep(100), solve_with)
+    minimum_nbytes = refused.value.minimum_nbytes
+    with pytest.raises(Infeasible) as alone:
+        solve_with(deep(30))
+    assert minimum_nbytes == alone.value.minimum_nbytes + 70
+    assert planned_in(OBJECTS, deep(minimum_nbytes), solve_with).peak_nbytes + 70 <= minimum_nbytes
+
+
+def test_a_share_is_one_of_tensors_and_small_steps_have_no_objects_to_speak_of() -> None:
+    assert resolve_budget("50%", 1000, 70) == 570
+    assert resolve_budget("4096B", 1000, 70) == 4096
+    assert interpreter_nbytes(FEW_NODES - 1) == 0
+    assert 0 < interpreter_nbytes(FEW_NODES) < interpreter_nbytes(2 * FEW_NODES) < 2 * interpreter_nbytes(FEW_NODES)

@@ -36,7 +36,7 @@ from vdnn.plan.files.saved import chosen_forms, offered_again
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.planner import Question
-from vdnn.plan.planner_process import PROCESS_NBYTES, PlannerProcess, is_planned_apart
+from vdnn.plan.planner_process import LARGE_STEP_OPS, PROCESS_NBYTES, PlannerProcess
 from vdnn.plan.shared.account import account_nbytes, room_between_steps
 from vdnn.runtime.executor import Edition, Executor
 from vdnn.runtime.process_memory import give_back_garbage
@@ -202,7 +202,7 @@ class Replanner:
     def _fits_beside(self, plan: Plan) -> bool:
         """Whether the budget has room for planning while a step runs."""
         budget_nbytes, around = self._problem.budget_nbytes, self._problem.surroundings
-        if budget_nbytes is None or not is_planned_apart(self._problem):
+        if budget_nbytes is None or len(plan.problem.graph) < LARGE_STEP_OPS:
             return True
         return account_nbytes(plan, around) + PROCESS_NBYTES <= budget_nbytes
 

@@ -10,6 +10,7 @@ alive through the whole backward pass; a list that the function empties keeps no
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from torch import fx
 
 from vdnn.runtime.executor import Boxed
 
+_NUMBERS = itertools.count()  # of functions: a traceback finds lines by name
 _OURS = "K_"  # begins the names of what is no tensor of the graph
 _ARGUMENTS = f"{_OURS}arguments"
 
@@ -66,7 +68,7 @@ class Source:
 
     def function(self, *, marked: bool = False, checked: bool = False) -> Boxed:
         """The program as Python runs it. A traceback finds its lines in this source."""
-        text, name = self.text(marked=marked, checked=checked), f"<vdnn {self.name}>"
+        text, name = self.text(marked=marked, checked=checked), f"vdnn {self.name} {next(_NUMBERS)}"
         names: dict[str, Any] = {**self.values, "__name__": name, "__loader__": _Loader(self, marked, checked)}
         exec(compile(text, name, "exec"), names)
         run: Boxed = names["run"]

@@ -252,6 +252,7 @@ class Executor:
         if edition.num_unchecked != self.edition.num_unchecked:
             return False
         edition.number = self.edition.number + 1
+        self._memory.forget((self.edition.memory_key, "forward"))
         self.edition = edition
         self.measured.forget_times()
         self.watch_next()

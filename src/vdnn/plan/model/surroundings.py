@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from vdnn.units import KiB
+from vdnn.units import KiB, MiB
 
-OBJECTS_NBYTES_PER_NODE = 27 * KiB
-"""What the interpreter holds of each node of a traced step, beyond the 24 MiB that a process may always rise by: nodes,
-guards, fake tensors, the program's text, kernels that libraries generate, and the holes between them. Over six networks
-of 232 to 4,615 nodes the process rose by 47 to 146 MiB above the tensors of its steps
+KERNELS_NBYTES, OBJECTS_NBYTES_PER_NODE = 8 * MiB, 25 * KiB
+"""What the interpreter holds for a traced step beyond the 24 MiB that a process may always rise by: kernels that
+libraries generate and code that is read in, and per node its guards, fake tensors, a line of program, and the holes
+between them. Over six networks of 232 to 4,615 nodes the process rose by 44 to 146 MiB above the tensors of its steps
 (`benchmarks/process_peak.py`)."""
 
 FEW_NODES = 250
@@ -49,4 +49,4 @@ ALONE = Surroundings()
 
 def interpreter_nbytes(num_nodes: int) -> int:
     """For a traced step of so many nodes."""
-    return OBJECTS_NBYTES_PER_NODE * num_nodes if num_nodes >= FEW_NODES else 0
+    return KERNELS_NBYTES + OBJECTS_NBYTES_PER_NODE * num_nodes if num_nodes >= FEW_NODES else 0

@@ -97,6 +97,9 @@ class UnplannedMemory:
     def make_room(self) -> None:
         """Nothing is idle here."""
 
+    def forget(self, key: Hashable) -> None:
+        """Nothing was learned here."""
+
 
 class StepMemory:
     """One per virtualized model. Halves of several threads may overlap; then nothing is learned of them."""
@@ -136,6 +139,10 @@ class StepMemory:
     def make_room(self) -> None:
         """Between two iterations: give idle memory back, for work beside the step that has a step's room."""
         self._allocator.purge()
+
+    def forget(self, key: Hashable) -> None:
+        """Iterations that begin with this half come no more: the arena need not hold them."""
+        self._planned.pop(key, None)
 
     def _end_outside(self) -> None:
         if self._is_outside_watched:
