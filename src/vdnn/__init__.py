@@ -4,6 +4,7 @@
     plan = vdnn.plan(model, args, budget="12GiB", device="titan-x")  # nothing is allocated
     print(vdnn.report(model))                                        # what the last step did, next to what was planned
     batch = vdnn.fit(make_model, make_args, budget="12GiB")          # the largest that trains within it
+    both = vdnn.Budget("12GiB")                                      # for several models, as their budget=
 
 `import vdnn` does not import torch: names arrive on first use, so that the planner and the command line's help start
 quickly and the pure half works on a machine without torch.
@@ -31,11 +32,13 @@ if TYPE_CHECKING:
     from vdnn.api import tensor_cache as tensor_cache
     from vdnn.api import virtualize as virtualize
     from vdnn.compile.fitting import fit as fit
+    from vdnn.runtime.shared_budget import Budget as Budget
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "fit", "models", "plan", "report", "tensor_cache", "virtualize"]
+__all__ = ["Budget", "__version__", "fit", "models", "plan", "report", "tensor_cache", "virtualize"]
 
 _HOMES = {
+    "Budget": "vdnn.runtime.shared_budget:Budget",
     "fit": "vdnn.compile.fitting:fit",
     "models": "vdnn.models",
     "tensor_cache": "vdnn.api:tensor_cache",

@@ -105,7 +105,7 @@ def _replace_call(virtual: Any, recipe: Recipe, function: Callable[..., Any] | N
     """What runs from now on when `virtual` is called: a bare module, or the wrapper of a function."""
     plain = plain_call(virtual) if function is None else function
     trained = as_module(virtual if function is None else function)
-    session = Session(name_of(virtual), Options(**recipe.options))
+    session = Session(name_of(virtual), Options(**recipe.options), trained=weakref.ref(trained))
     if recipe.has_sample:
         run: JustInTime | AheadOfTime = AheadOfTime(trained, session, plain, fullgraph=recipe.fullgraph)
     else:
@@ -115,8 +115,10 @@ def _replace_call(virtual: Any, recipe: Recipe, function: Callable[..., Any] | N
         follow_copies(virtual, _revive, recipe)
         has_its_own = "forward" in virtual.__dict__  # given to this one object by the user
         within = ForwardIsACall(virtual) if session.is_bound and not has_its_own else within
-    set_compiled_call(virtual, functools.partial(_call, run, plain, within, session.is_bound))
+    set_compiled_call(virtual, functools.partial(_call, run, plain, within, session.called, session.is_bound))
     weakref.finalize(run, session.disk_room.end).atexit = False  # not the session: it goes with the model
+    if session.part is not None:
+        weakref.finalize(run, session.part.member.leave).atexit = False
     shared_runtime().sessions[virtual] = session
     return run
 
@@ -131,6 +133,7 @@ def _call(
     run: Callable[..., Any],
     plain: Callable[..., Any],
     within: AbstractContextManager[Any],
+    called: Callable[[], AbstractContextManager[None]],
     is_bound: bool,
     *args: Any,
     **kwargs: Any,
@@ -146,7 +149,8 @@ def _call(
                 " computes there is no training step that was captured, and its budget would not be kept. Call the"
                 " plain model there; torch.func.functional_call alone works."
             )
-        return run(*args, **kwargs)
+        with called():
+            return run(*args, **kwargs)
 
 
 def _wrap(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,7 @@ from vdnn.plan.model.optimizer_state import OPTIMIZERS, optimizer_named
 from vdnn.plan.model.problem import DENSITY
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import strategy_named
+from vdnn.runtime.shared_budget import Budget
 from vdnn.runtime.tiers.direct_io import room_nbytes
 from vdnn.units import Nbytes, parse_budget
 
@@ -44,7 +45,7 @@ def described(text: str, *, metavar: str = "", switch: str = "") -> Mapping[str,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    budget: Amount | None = field(
+    budget: Amount | Budget | None = field(
         default=None,
         metadata=described(
             "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound.",
@@ -156,8 +157,8 @@ class Options:
     )
 
     def __post_init__(self) -> None:
-        is_amount = self.budget is not None and parse_share(self.budget) is None
-        if self.budget is not None and is_amount and parse_budget(self.budget, or_share=True) == 0:
+        budget = None if isinstance(self.budget, Budget) else self.budget
+        if budget is not None and parse_share(budget) is None and parse_budget(budget, or_share=True) == 0:
             raise InvalidInput(
                 f"a budget of {self.budget!r} leaves no byte to train in: write an amount, as in '12GiB'."
             )
@@ -194,6 +195,11 @@ class Options:
             )
 
     @property
+    def amount(self) -> Amount | None:
+        """The budget of one model: as it was said, or all of a Budget."""
+        return self.budget.nbytes if isinstance(self.budget, Budget) else self.budget
+
+    @property
     def chosen_strategy(self) -> str:
         if self.strategy is not None:
             return self.strategy
@@ -224,6 +230,8 @@ class Options:
             known = saved.problem.budget_nbytes
             budget = self.budget if self.budget is not None or known is None else Nbytes(known)
             asked = replace(self, plan=saved, budget=budget)
+        if not runs:
+            asked = replace(asked, budget=asked.amount)  # a plan is of one model
         machine = asked.hardware if runs else _with_free_disk(asked.hardware, self.spill_dir)
         return replace(asked, device=machine, costs=asked.chosen_costs)
 
@@ -249,7 +257,7 @@ class TierOptions(TypedDict, total=False):
 class PlanOptions(TypedDict, total=False):
     """What a plan is made from."""
 
-    budget: Amount | None
+    budget: Amount | Budget | None
     strategy: str | None
     device: str | Hardware | None
     optimizer: str | None

@@ -143,8 +143,8 @@ class FitResult:
 
     @property
     def budget_nbytes(self) -> int:
-        assert self.options.budget is not None, "a search has a budget"
-        return parse_budget(self.options.budget)
+        assert self.options.amount is not None, "a search has a budget"
+        return parse_budget(self.options.amount)
 
     def record(self) -> dict[str, Any]:
         return {

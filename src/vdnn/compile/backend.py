@@ -21,6 +21,7 @@ from vdnn.compile.just_in_time import compile_dynamo_graph
 from vdnn.compile.session import Session
 from vdnn.errors import Unsupported
 from vdnn.options import Options
+from vdnn.runtime.shared_budget import Budget
 from vdnn.torch_private import ends_in_a_break
 
 _SESSIONS: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
@@ -39,8 +40,19 @@ def _session_of(options: dict[str, Any]) -> Session:
     its address meanwhile."""
     known = _SESSIONS.get(id(options))
     if known is None or known.asked is not options:
+        _refuse_budget(options.get("budget"))
         known = _SESSIONS[id(options)] = Session("torch.compile", Options.parse(options), asked=options)
     return known
+
+
+def _refuse_budget(budget: Any) -> None:
+    """Its members are captured again when their parts change, and here only PyTorch captures."""
+    if isinstance(budget, Budget):
+        raise Unsupported(
+            f"torch.compile(backend='vdnn') cannot train in {budget} that several models have together: it plans a"
+            " model once, and parts change as members are seen to run. Call vdnn.virtualize(model, budget=budget), or"
+            " name a number of bytes."
+        )
 
 
 def _refuse_pieces(graph: fx.GraphModule, session: Session) -> None:

@@ -21,13 +21,15 @@ from torch.utils.hooks import RemovableHandle
 
 from vdnn.eager.live_bytes import LiveBytes, is_plain
 from vdnn.eager.tensor_cache import TensorCache
+from vdnn.errors import Infeasible
 from vdnn.options import Options
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.optimizer_state import STEP_NBYTES, optimizer_named
 from vdnn.report.eager_part import EagerPart
+from vdnn.runtime.shared_budget import Budget
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import tree_leaves
-from vdnn.units import parse_budget
+from vdnn.units import Nbytes, parse_budget
 
 log = logging.getLogger("vdnn")
 
@@ -43,25 +45,37 @@ class EagerFallback:
         transfers: Callable[[], Transfers],
         name: str,
         reason: str,
+        *,
+        part: Callable[[], int] | None = None,
+        refusal: Callable[[Infeasible], Infeasible] = lambda reason: reason,
     ) -> None:
-        assert options.budget is not None, "without a budget a model runs plain"
+        """`part`: the bytes that the model has of a Budget, asked for before each call; `refusal` says what cannot be
+        in the words of the Budget."""
+        budget = options.budget if part is None else Nbytes(part())
+        assert budget is not None, "without a budget a model runs plain"
+        assert not isinstance(budget, Budget), "a part of it is given"
+        self._part = part
         self._plain, self._parts, self._reason, self._name = plain, parts, reason, name
         self._given: tuple[Any, ...] = ()
         self._of_leaves: list[RemovableHandle] = []
-        self._asked = str(options.budget)
-        share = parse_share(options.budget)
+        self._asked = str(budget)
+        share = parse_share(budget)
         self._cache = TensorCache(
-            0 if share is not None else parse_budget(options.budget),
+            0 if share is not None else parse_budget(budget),
             [tier.name for tier in options.hardware.tiers[1:]],
             transfers,
             share=share,
             count=self._count,
             watch_always=True,
+            refusal=refusal,
         )
-        self._state_nbytes = _optimizer_state_nbytes(options.optimizer, parts)
-        log.warning("%s runs as it is, in a tensor cache within %s: %s", name, options.budget, reason)
+        trained = {id(p): p for part in parts for p in part.parameters() if p.requires_grad}.values()
+        self._state_nbytes = sum(optimizer_state_nbytes(options.optimizer, parameter) for parameter in trained)
+        log.warning("%s runs as it is, in a tensor cache within %s: %s", name, budget, reason)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._part is not None:
+            self._cache.budget_nbytes = self._part()
         self._given = tuple(_tensors((args, kwargs)))
         for handle in self._of_leaves:
             handle.remove()
@@ -72,6 +86,16 @@ class EagerFallback:
             self._given = ()
         self._of_leaves = self._cache.watch_backward_of(_tensors(returned))
         return returned
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The most that it had so far."""
+        return self._cache.findings.peak_nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """What it has now, if a backward is to come; else 0."""
+        return self._cache.held_nbytes
 
     def part(self) -> EagerPart:
         """What it did so far."""
@@ -106,10 +130,9 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
     return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
-def _optimizer_state_nbytes(optimizer: str | None, parts: Sequence[nn.Module]) -> int:
+def optimizer_state_nbytes(optimizer: str | None, parameter: torch.Tensor) -> int:
+    """What the optimizer keeps for a parameter that is trained."""
     kind = optimizer_named(optimizer)
     if kind is None:
         return 0
-    trained = {id(p): p for part in parts for p in part.parameters() if p.requires_grad}.values()
-    each = [len(kind.copies) * p.numel() * p.element_size() + STEP_NBYTES * kind.counts_steps for p in trained]
-    return sum(each)
+    return len(kind.copies) * parameter.numel() * parameter.element_size() + STEP_NBYTES * kind.counts_steps

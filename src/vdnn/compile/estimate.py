@@ -96,7 +96,7 @@ def room_nbytes(graph: Graph, outline: CostTable, options: Options, around: Surr
         return None
     problem = Problem(graph, outline, options.hardware, surroundings=around)
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
-    budget_nbytes = resolve_budget(options.budget, kept_nbytes, around.interpreter_nbytes)
+    budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes)
     return at_least_small(room_before_step(replace(problem, budget_nbytes=budget_nbytes)))
 
 

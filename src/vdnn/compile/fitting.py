@@ -73,13 +73,12 @@ def fit(
 
 def fitting_options(**asked: Unpack[PlanOptions]) -> Options:
     """Options with a budget in bytes: the device's memory where none is given."""
-    budget = asked.get("budget")
+    options = Options(**asked)
+    budget, hardware = options.amount, options.hardware
     if parse_share(budget) is not None:
         raise InvalidInput(
             f"a budget of {budget!r} grows with the batch, so it bounds none: name an amount such as '12GiB'"
         )
-    options = Options(**asked)
-    hardware = options.hardware
     if budget is None and hardware.device.nbytes is None:
         raise InvalidInput(f"{hardware.name} does not say how much memory it has: name a budget such as '12GiB'")
     whole = Nbytes(hardware.device.nbytes or 0)

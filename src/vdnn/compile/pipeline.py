@@ -57,7 +57,9 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     give_back_garbage(len(step.joint.graph.nodes))
     with returned_memory(), PlannerProcess() as planner:
         plan_within = partial(plan_step, step, planner=planner)
-        planned = plan_in_room(plan_within, session.options, session.disk_room)
+        in_room = partial(plan_in_room, plan_within, room=session.disk_room)
+        within = in_room if session.part is None else partial(session.part.plan_within, in_room)
+        planned = within(session.options)
     form, plan = planned.form, planned.plan
     session.precedent = precedent_of(form) or session.precedent
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
@@ -71,7 +73,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
         memory=session.memory,
         exact_rerun=exact_rerun,
         judge=session.seen.judge,
-        judge_surroundings=session.seen.judge_surroundings,
+        judge_surroundings=session.judge_surroundings,
     )
     if is_replanned(session.options, form):
         executor.before_step = Replanner(executor, replace(form, traced=None), session).before_step
@@ -117,7 +119,7 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
-    budget_nbytes = resolve_budget(options.budget, kept_nbytes, around.interpreter_nbytes)
+    budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
 

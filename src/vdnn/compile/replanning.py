@@ -255,7 +255,9 @@ class Replanner:
         return edition_for(self._form, plan, self._session)
 
     def _has_room(self, plan: Plan) -> bool:
-        """Whether the disk has the room that the plan takes there."""
+        """Whether the disk has the room that the plan takes there, and a Budget that others have too still has it."""
+        if not self._session.has_part_for(plan):
+            return False
         try:
             self._session.disk_room.set_aside(plan)
         except TierFull as reason:

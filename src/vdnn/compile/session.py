@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
 from torch import nn
 
+from vdnn.compile.budget_part import BudgetPart
 from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
@@ -21,6 +23,8 @@ from vdnn.errors import CaptureFailed, InvalidInput, Unsupported
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.options import Options
 from vdnn.plan.model.findings import Density
+from vdnn.plan.model.surroundings import Surroundings
+from vdnn.plan.plan import Plan
 from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
 from vdnn.report.process_part import ArenaPart, ProcessPart
@@ -29,6 +33,7 @@ from vdnn.runtime.executor import Executor
 from vdnn.runtime.open_transfers import AskedTiers
 from vdnn.runtime.process_memory import resident
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
+from vdnn.runtime.shared_budget import Budget
 from vdnn.runtime.step_memory import MemoryCounts, open_step_memory
 from vdnn.runtime.transfers.interface import Transfers
 
@@ -50,6 +55,9 @@ class Session:
     eager: Callable[[], EagerFallback | None] = lambda: None
     """What runs the model where no graph of it can be had; weakly, for it holds the model."""
 
+    trained: Callable[[], nn.Module | None] = lambda: None
+    """What has the parameters; weakly."""
+
     precedent: Precedent | None = None
     """What was decided for the shape before."""
 
@@ -66,6 +74,10 @@ class Session:
         self.memory = open_step_memory(within_budget=known.budget is not None)
         """What this model's steps run in."""
 
+        self.part: BudgetPart | None = None
+        if isinstance(known.budget, Budget):
+            self.part = BudgetPart(known.budget, self.name, known, self.trained, self.memory)
+
     @property
     def is_bound(self) -> bool:
         """Whether a budget was named, by itself or with a plan: then nothing may run outside of it."""
@@ -80,7 +92,13 @@ class Session:
             ) from why
         known = self.options
         asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
-        fallback = EagerFallback(plain, parts, known, SharedTiers(shared_runtime(), asked), self.name, _first_line(why))
+        tiers, reason = SharedTiers(shared_runtime(), asked), _first_line(why)
+        if self.part is None:
+            fallback = EagerFallback(plain, parts, known, tiers, self.name, reason)
+        else:
+            nbytes, refusal = self.part.eager_nbytes, self.part.eager_refusal
+            fallback = EagerFallback(plain, parts, known, tiers, self.name, reason, part=nbytes, refusal=refusal)
+            self.part.of_eager(fallback)
         self.eager = weakref.ref(fallback)
         return fallback
 
@@ -96,18 +114,36 @@ class Session:
         """What copies over each link took so far, this model's and those of others that share its tiers."""
         return self.transfers().observed_links()
 
+    def called(self) -> AbstractContextManager[None]:
+        """To be open while the model is called: models that have a Budget together hear of each other."""
+        return nullcontext() if self.part is None else self.part.called()
+
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
+        if self.part is not None:
+            self.part.add(executor)
 
     def begins_again(self) -> bool:
         """Whether what was captured is out of date, and forgotten now: the front end captures again."""
-        if not self.seen.is_stale:
+        has_another_part = self.part is not None and self.part.is_worth_another_plan()
+        if not (self.seen.is_stale or has_another_part):
             return False
-        self.seen.begin_again()
+        if self.seen.is_stale:
+            self.seen.begin_again()
+        if self.part is not None:
+            self.part.begin_again()
         self.executors.clear()
         self.disk_room.begin_again()
         self.memory.make_room()  # planning has the room of a step
         return True
+
+    def judge_surroundings(self, plan: Plan, found: Surroundings) -> None:
+        """What was alive beside a step."""
+        self.seen.judge_surroundings(plan, found if self.part is None else self.part.beside(found))
+
+    def has_part_for(self, plan: Plan) -> bool:
+        """Whether the plan is within what this model has of a Budget together with others."""
+        return self.part is None or self.part.has_room_for(plan)
 
     def next_name(self) -> str:
         return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"

@@ -86,9 +86,11 @@ class TensorCache:
         share: Fraction | None = None,
         count: Callable[[LiveBytes], None] = LiveBytes.count_everything,
         watch_always: bool = False,
+        refusal: Callable[[Infeasible], Infeasible] = lambda reason: reason,
     ) -> None:
         """`share` stands for a `budget_nbytes` that the first step shows. `count` counts what is there before a step.
-        `watch_always` has every step watched, whatever the ones before it did."""
+        `watch_always` has every step watched, whatever the ones before it did. `refusal` puts what
+        cannot be into the words of somebody who has more to say."""
         self.policy, self._over_budget = check_policy(policy), over_budget
         self._live, self._sizes = LiveBytes(device_type), ResultSizes()
         self._space = Space(
@@ -100,7 +102,7 @@ class TensorCache:
         self._moves_before = 0
         self._num_open = 0
         self._is_watched = False
-        self._has_warned = False
+        self._has_warned, self._refusal = False, refusal
         self._lock = threading.RLock()
         self._here = _Here()
         self._routine = Routine(self._count_step, self._pack)
@@ -108,6 +110,15 @@ class TensorCache:
     @property
     def budget_nbytes(self) -> int:
         return self._space.budget_nbytes
+
+    @budget_nbytes.setter
+    def budget_nbytes(self, nbytes: int) -> None:
+        self._space.budget_nbytes = nbytes
+
+    @property
+    def held_nbytes(self) -> int:
+        """All that is alive, while something is saved for a backward that is to come; else 0."""
+        return self._live.nbytes if self._space.tallies.alive.sum else 0
 
     @property
     def findings(self) -> Findings:
@@ -294,7 +305,8 @@ class TensorCache:
 
     def _say(self, words: str, least_nbytes: int) -> None:
         if self._over_budget == "raise":
-            raise Infeasible(words, minimum_nbytes=Nbytes(max(least_nbytes, self._live.peak_nbytes)))
+            reason = Infeasible(words, minimum_nbytes=Nbytes(max(least_nbytes, self._live.peak_nbytes)))
+            raise self._refusal(reason)
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(words, stacklevel=2)

@@ -238,6 +238,10 @@ class Executor:
         """Steps that wait for their backward."""
         return len(self._in_flight)
 
+    def steps(self) -> list[Step]:
+        """Those that wait for their backward, or run."""
+        return list(self._in_flight)
+
     @property
     def num_fused_ops(self) -> int:
         """How many ops of an ordinary step run inside kernels that were compiled for them."""

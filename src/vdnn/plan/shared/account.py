@@ -58,6 +58,11 @@ def account_nbytes(plan: Plan, around: Surroundings) -> int:
     return around.interpreter_nbytes + further + max(plan.peak_nbytes, waiting)
 
 
+def persistent_nbytes(plan: Plan) -> int:
+    """What is there all the time: parameters, buffers, optimizer state, and gradients between two steps too."""
+    return _nbytes_of(plan, *_PERSISTENT, Role.GRADIENT)
+
+
 def room_before_step(problem: Problem) -> int | None:
     """What the budget leaves beside what is there before the first step; None: nothing bounds it."""
     return _room_beside(problem, _THERE_BEFORE)

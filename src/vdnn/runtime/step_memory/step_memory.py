@@ -94,6 +94,10 @@ class UnplannedMemory:
     def counts(self) -> None:
         return None
 
+    @property
+    def arena_nbytes(self) -> int:
+        return 0
+
     def make_room(self) -> None:
         """Nothing is idle here."""
 
@@ -135,6 +139,11 @@ class StepMemory:
             if half.watches_outside:
                 self._is_outside_watched = True
                 self._allocator.watch_outside()
+
+    @property
+    def arena_nbytes(self) -> int:
+        """What it keeps between steps at most."""
+        return self._allocator.counts().arena_nbytes
 
     def make_room(self) -> None:
         """Between two iterations: give idle memory back, for work beside the step that has a step's room."""
