@@ -74,8 +74,9 @@ class BudgetPart:
         self.member.forget_plans()
 
     def add(self, executor: Executor) -> None:
-        self._executors.add(executor)
-        self._current.append(weakref.ref(executor))
+        with self.member.budget.lock:
+            self._executors.add(executor)
+            self._current.append(weakref.ref(executor))
 
     def plan_within(self, plan_within: Callable[[Options], PlannedStep], options: Options) -> PlannedStep:
         """What `plan_within` decides in this model's part. First in what others leave at this moment; if that is not
@@ -118,7 +119,8 @@ class BudgetPart:
 
     def of_eager(self, fallback: EagerFallback) -> None:
         """The model runs as it is, in a tensor cache that asks for its bytes before each call."""
-        self._eager.add(fallback)
+        with self.member.budget.lock:
+            self._eager.add(fallback)
 
     def eager_nbytes(self) -> int:
         """What a tensor cache has from now on."""

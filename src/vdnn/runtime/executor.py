@@ -19,6 +19,7 @@ first tensor of the step is there.
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 import weakref
 from collections import deque
@@ -216,6 +217,7 @@ class Executor:
 
         self._exact_rerun = exact_rerun
         self._in_flight: weakref.WeakSet[Step] = weakref.WeakSet()
+        self._entering = threading.RLock()
         self.measured = Measured()
         self._is_watched, self._memory = watched, memory
         self.forward = BoxedCall(self._forward)
@@ -239,8 +241,9 @@ class Executor:
         return len(self._in_flight)
 
     def steps(self) -> list[Step]:
-        """Those that wait for their backward, or run."""
-        return list(self._in_flight)
+        """Those that wait for their backward, or run. Any thread may ask."""
+        with self._entering:
+            return list(self._in_flight)
 
     @property
     def num_fused_ops(self) -> int:
@@ -396,7 +399,8 @@ class Executor:
 
     def _enter(self, step: Step, args: Sequence[Any]) -> None:
         """The first step of a lossy plan will be repeated exactly."""
-        self._in_flight.add(step)
+        with self._entering:
+            self._in_flight.add(step)
         if self._exact_rerun is not None and self.measured.num_forward == 1:
             step.remembered = self._exact_rerun.remember(args)
 

@@ -6,7 +6,9 @@ state) comes off first, that of all members. Members that are in flight together
 at least, and what is then over goes by what more each would take with everything kept. Members that take turns are not
 divided among at all: each has the rest.
 
-Known weakness: a tensor that one member hands to another counts as an output of the one and an input of the other.
+Known weaknesses: a tensor that one member hands to another counts as an output of the one and an input of the other.
+Members in flight together have parts of which each holds a whole step, though of one thread only one runs at a time and
+the others wait with less.
 """
 
 from __future__ import annotations
