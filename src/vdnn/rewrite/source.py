@@ -70,7 +70,7 @@ class Source:
         """The program as Python runs it. A traceback finds its lines in this source."""
         text, name = self.text(marked=marked, checked=checked), f"vdnn {self.name} {next(_NUMBERS)}"
         names: dict[str, Any] = {**self.values, "__name__": name, "__loader__": _Loader(self, marked, checked)}
-        exec(compile(text, name, "exec"), names)
+        exec(compile(text, name, "exec", dont_inherit=True), names)
         run: Boxed = names["run"]
         return run
 

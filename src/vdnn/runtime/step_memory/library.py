@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch.utils.cpp_extension import include_paths
+from torch.utils.cpp_extension import include_paths, library_paths
 
 from vdnn.environment import cache_dir, compiler_command, uses_step_memory
 from vdnn.plan.addresses.layout import SMALLEST_NBYTES
@@ -91,10 +91,10 @@ def _built() -> Path:
 
 
 def _command(compiler: str) -> tuple[str, ...]:
-    libraries = Path(torch.__file__).parent / "lib"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
     headers = [f"-isystem{folder}" for folder in include_paths()]
-    return (compiler, *FLAGS, abi, *headers, str(SOURCE), f"-L{libraries}", "-lc10")
+    libraries = [f"-L{folder}" for folder in library_paths()]
+    return (compiler, *FLAGS, abi, *headers, str(SOURCE), *libraries, "-lc10")
 
 
 def _is_ours(path: Path) -> bool:
