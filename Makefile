@@ -29,10 +29,10 @@ demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 6
 	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
 	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --budget 60% --verify
 
-test: setup ## Check every claim in small examples: about 4 minutes on 2 idle cores
+test: setup ## Check every claim in small examples: about 6 minutes on 2 cores
 	$(PYTEST) -m "not slow" --durations=20
 
-test-all: test ## Also the larger examples, and many more random ones: about 11 minutes
+test-all: test ## Also the larger examples, and many more random ones: about 14 minutes
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=many --durations=20
 
 check: setup ## Formatting, lint, types, spelling
