@@ -39,8 +39,9 @@ class Format:
     largest_pattern: int
     nan_pattern: int
     has_subnormals: bool
-    values_per_group: int
     group_nbytes: int
+    values_per_group: int = 1
+    """So many values share a group of `group_nbytes`: more than one where the bits of one fill no byte."""
 
     @property
     def sign_bit(self) -> int:
@@ -48,10 +49,10 @@ class Format:
 
 
 FORMATS = {
-    "fp16": Format("fp16", 5, 10, 15, 0x7BFF, 0x7E00, True, 1, 2),
-    "bf16": Format("bf16", 8, 7, 127, 0x7F7F, 0x7FC0, True, 1, 2),
-    "fp10": Format("fp10", 5, 4, 15, 0x1FE, 0x1FF, False, 3, 4),
-    "fp8": Format("fp8", 4, 3, 7, 0x7E, 0x7F, False, 1, 1),
+    "fp16": Format("fp16", 5, 10, 15, 0x7BFF, 0x7E00, True, 2),
+    "bf16": Format("bf16", 8, 7, 127, 0x7F7F, 0x7FC0, True, 2),
+    "fp10": Format("fp10", 5, 4, 15, 0x1FE, 0x1FF, False, 4, values_per_group=3),
+    "fp8": Format("fp8", 4, 3, 7, 0x7E, 0x7F, False, 1),
 }
 
 

@@ -93,10 +93,11 @@ def _compact(
     BLOCK: tl.constexpr,
 ) -> None:
     block = tl.program_id(0).to(tl.int64)
+    first_word = tl.load(starts + block) // WORD_NBYTES
     at = block * BLOCK + tl.arange(0, BLOCK)
     raw = tl.load(source + at, mask=at < n, other=0)
     place = places_of(raw != 0)
-    word = tl.load(starts + block) // WORD_NBYTES + place // GROUP
+    word = first_word + place // GROUP
     wanted = (raw != 0) & (word < capacity)
     if GROUP == 1:
         store_values(raw, values, word, wanted, LAYOUT)
