@@ -109,6 +109,17 @@ def a_forward_without_backward(model: nn.Module, step: int) -> Iterator[Tensor]:
     yield from gradients_first(model, step)
 
 
+def wide_loss(output: Tensor) -> Tensor:
+    """Takes eight times what the output takes, outside of the model."""
+    return (output @ torch.ones(128, 1024)).softmax(dim=1).square().mean()
+
+
+def loss_outside(model: nn.Module, step: int) -> Iterator[Tensor]:
+    clear(model)
+    wide_loss(model(batch(step))).backward()
+    yield from gradients(model)
+
+
 def gradients(model: nn.Module) -> list[Tensor]:
     return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
@@ -128,6 +139,7 @@ WAYS = (
     two_shapes,
     in_another_thread,
     a_forward_without_backward,
+    loss_outside,
 )
 
 
@@ -191,6 +203,51 @@ def test_a_learned_iteration_asks_nobody_for_memory() -> None:
     assert not process.missing
 
 
+def test_a_loss_outside_takes_idle_pages_of_the_arena() -> None:
+    """It does not lie beside them: the arena is as large as what is alive at once, and nobody is asked for more."""
+    virtual = vdnn.virtualize(network())
+    for step in range(NUM_STEPS):
+        list(loss_outside(virtual, step))
+    memory = session_of(virtual).memory
+    counts = memory.counts()
+    assert memory.outside_nbytes >= 3 * 128 * 1024 * 4, "product, softmax and square are alive together"
+    assert (counts.num_unexpected, counts.num_moves_refused) == (0, 0)
+    assert counts.num_page_faults <= 20
+    inside = vdnn.virtualize(network())
+    for step in range(NUM_STEPS):
+        list(gradients_first(inside, step))
+    beside_nbytes = counts.arena_nbytes - session_of(inside).memory.counts().arena_nbytes
+    assert beside_nbytes < memory.outside_nbytes, "gradients come when the loss is gone, and have its pages"
+
+
+def test_what_a_caller_keeps_of_a_loss_outside_is_never_written_over() -> None:
+    """Every second step keeps what it computed between its halves, when all places have been learned."""
+
+    def kept_now_and_then(model: nn.Module, step: int) -> Iterator[Tensor]:
+        clear(model)
+        wide = model(batch(step)) @ torch.ones(128, 1024)
+        wide.square().mean().backward()
+        if step % 2:
+            yield wide.detach()
+        yield from gradients(model)
+
+    kept = trained(vdnn.virtualize(network()), kept_now_and_then, copied=False)
+    expected = trained(network(), kept_now_and_then, copied=True)
+    assert all(
+        torch.equal(a, b) for one, other in zip(kept, expected, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+def test_a_forward_whose_backward_never_comes_does_not_log_for_ever(library: Any) -> None:
+    """What comes after it is no loss outside: an evaluation, say, of many thousand blocks."""
+    memory = StepMemory(allocator := StepAllocator(library))
+    with memory.half("forward", is_forward=True):
+        pass
+    for _ in range(70_000):
+        torch.empty(MiB, dtype=torch.uint8)
+    assert len(allocator.log()) == 64 * 1024
+
+
 def test_gradients_that_stay_over_the_next_forward_lie_outside_of_the_arena() -> None:
     """Their pages would be missing from the arena while the forward runs."""
     first, after = (vdnn.virtualize(network()) for _ in range(2))
@@ -250,11 +307,16 @@ def test_another_iteration_does_not_come_on_top_of_an_idle_arena(library: Any) -
     assert max(resident_nbytes) < 1.5 * nbytes
 
 
-def test_an_arena_does_not_hold_iterations_that_come_no_more(library: Any) -> None:
+@pytest.mark.parametrize("forget", [lambda memory: memory.forget("old"), StepMemory.forget_all], ids=["one", "all"])
+@pytest.mark.parametrize("num_old", [1, 2, 3])
+def test_an_arena_does_not_hold_iterations_that_come_no_more(
+    num_old: int, forget: Callable[[StepMemory], None], library: Any
+) -> None:
+    """Whether they were learned or only recorded when they were forgotten."""
     memory = StepMemory(StepAllocator(library))
-    for key, nbytes in (("old", 8 * MiB), ("old", 8 * MiB), ("new", MiB), ("new", MiB), ("new", MiB)):
-        if key == "new":
-            memory.forget("old")
+    for number, (key, nbytes) in enumerate([("old", 8 * MiB)] * num_old + [("new", MiB)] * 3):
+        if number == num_old:
+            forget(memory)
         with memory.half(key, is_forward=True):
             torch.ones(nbytes, dtype=torch.uint8)
     counts = memory.counts()

@@ -134,6 +134,7 @@ class Session:
             self.part.begin_again()
         self.executors.clear()
         self.disk_room.begin_again()
+        self.memory.forget_all()
         self.memory.make_room()  # planning has the room of a step
         return True
 

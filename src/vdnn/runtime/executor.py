@@ -271,7 +271,6 @@ class Executor:
         self.measured.num_forward += 1
         self._make_ready()
         with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
-            half.watches_outside = self._watches_next and self._judge_surroundings is not None
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])
         return results
@@ -314,23 +313,17 @@ class Executor:
         edition: Edition = step.edition
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
-        found = self._surroundings(args[edition.num_saved :])
+        num_in_flight = max(len(self._in_flight), 1)
         with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half:
+            found = Surroundings(num_in_flight, self._memory.outside_nbytes)
             gradients = self._backward_of(step, args)
             half.hold(gradients)
         if self._judge_surroundings is not None:
-            self._judge_surroundings(edition.plan, found())
+            self._judge_surroundings(edition.plan, found)
         if step.remembered is not None and self._exact_rerun is not None:
             remembered, step.remembered = step.remembered, None
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
         return gradients
-
-    def _surroundings(self, tangents: Sequence[Any]) -> Callable[[], Surroundings]:
-        """What is alive beside a step whose backward begins now, to be asked once it runs: its gradients that arrive
-        were made outside, and the plan counts them."""
-        num_in_flight = max(len(self._in_flight), 1)
-        arrived = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tangents if _is_tensor(t)}
-        return lambda: Surroundings(num_in_flight, max(self._memory.outside_nbytes - sum(arrived.values()), 0))
 
     def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:
@@ -420,10 +413,6 @@ class Executor:
                 " own saved tensors."
             )
         return OrdinaryStep(self.edition, is_lost=True) if step is None else step
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.layout == torch.strided
 
 
 def _away(edition: Edition) -> str:

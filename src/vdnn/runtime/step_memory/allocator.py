@@ -31,7 +31,7 @@ class Kind(IntEnum):
 
 class LoggedBlock(NamedTuple):
     """A block of the iteration. `begin` and `end` count its allocations and releases; `end` is -1 while it is alive.
-    `half` counts the halves, -1 is between two; `is_held` says that the caller of the half got it."""
+    `half` counts the halves, times between two among them; `is_held` says that the caller of the half got it."""
 
     nbytes: int
     begin: int
@@ -43,8 +43,9 @@ class LoggedBlock(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Of the iteration that runs; `arena_nbytes`, `num_stashed` and `outside_nbytes` of now. `num_stashed` are live
-    blocks that no caller holds."""
+    """Of the iteration that runs; `arena_nbytes`, `num_stashed`, `mapped_nbytes` and `between_nbytes` of now.
+    `num_stashed` are live blocks that no caller holds, `mapped` lie outside of the arena, `between` were taken between
+    two halves."""
 
     arena_nbytes: int
     num_stashed: int
@@ -52,8 +53,10 @@ class Counts:
     num_unexpected: int
     unexpected_nbytes: int
     num_moves_refused: int
-    outside_nbytes: int
-    outside_peak_nbytes: int
+    mapped_nbytes: int
+    mapped_peak_nbytes: int
+    between_nbytes: int
+    between_peak_nbytes: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,12 +91,15 @@ class StepAllocator:
         addresses = (ctypes.c_int64 * len(held_addresses))(*held_addresses)
         self._functions.vdnn_step_end_half(self._number, ctypes.addressof(addresses), len(held_addresses))
 
-    def watch_outside(self) -> None:
-        """From now on this thread's blocks are logged outside of halves too."""
-        self._functions.vdnn_step_watch_outside(self._number)
+    def begin_between(self, slots: Slots) -> None:
+        """From now on, until `end_between`, large blocks of this thread are logged and placed as those of a half."""
+        self._functions.vdnn_step_begin_between(
+            self._number, slots.slots.ctypes.data, len(slots.slots), slots.extents.ctypes.data, len(slots.extents)
+        )
 
-    def unwatch_outside(self) -> None:
-        self._functions.vdnn_step_unwatch_outside(self._number)
+    def end_between(self) -> None:
+        """Any thread may say so."""
+        self._functions.vdnn_step_end_between(self._number)
 
     def begin_iteration(self) -> None:
         self._functions.vdnn_step_begin_iteration(self._number)

@@ -26,7 +26,7 @@ from vdnn.environment import cache_dir, compiler_command, uses_step_memory
 from vdnn.plan.addresses.layout import SMALLEST_NBYTES
 from vdnn.torch_private import torch_version
 
-ABI = 1  # kAbi in csrc/step_allocator.cpp
+ABI = 2  # kAbi in csrc/step_allocator.cpp
 SOURCE = Path(__file__).parent / "csrc" / "step_allocator.cpp"
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 BUILD_S = 120.0
@@ -40,8 +40,8 @@ SIGNATURES = {
     "begin_half": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
     "begin_repeated": (None, NUMBER),
     "end_half": (None, NUMBER, NUMBERS, NUMBER),
-    "watch_outside": (None, NUMBER),
-    "unwatch_outside": (None, NUMBER),
+    "begin_between": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
+    "end_between": (None, NUMBER),
     "begin_iteration": (None, NUMBER),
     "log_length": (NUMBER, NUMBER),
     "read_log": (None, NUMBER, NUMBERS, NUMBER),

@@ -11,7 +11,12 @@ An iteration begins with a forward when nothing that a forward stashed is alive 
 then (gradients that stay until after the forward, outputs in a variable) outlives iterations, so it is *kept*: it gets
 memory of its own, outside of the arena.
 
-Inputs, parameters and what others allocate are never inside: only what a half asks for while it runs.
+What runs between a forward and the half after it is one more half of the sequence: a loss outside of the model, the
+gradients of it that autograd makes. It takes pages out of the arena while the step has no use for them, instead of
+lying beside pages that are idle. Its blocks are the caller's, so none has an address in the arena.
+
+Inputs, parameters and what others allocate are never inside: only what is asked for between the begin of a forward and
+the end of its backward.
 """
 
 from __future__ import annotations
@@ -20,12 +25,12 @@ import resource
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from vdnn.plan.addresses.layout import TimedBlock, peak_of
+from vdnn.plan.addresses.layout import TimedBlock
 from vdnn.plan.addresses.pack import pack
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Counts, Kind, LoggedBlock, Slots, StepAllocator
 
@@ -36,8 +41,14 @@ MAX_RELEARNED = 8
 """So often the layout of a sequence is made again because blocks were not as expected. One that keeps changing is
 followed as far as it goes."""
 
-MAX_HALVES = 1024
+MAX_HALVES = 2048
 """An iteration that is longer never ends (something holds on to what a forward stashed): it is not learned."""
+
+
+class Between(NamedTuple):
+    """The key of what runs after a forward, up to the half that comes next."""
+
+    forward: Hashable
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,8 +83,6 @@ class RunningHalf:
 
     def __init__(self) -> None:
         self.held: list[int] = []
-        self.watches_outside = False
-        """Whether what runs between this half and the next one is to be counted."""
 
     def hold(self, tensors: Sequence[Any]) -> None:
         """The caller of the half gets these, and may keep them for as long as it likes."""
@@ -104,6 +113,9 @@ class UnplannedMemory:
     def forget(self, key: Hashable) -> None:
         """Nothing was learned here."""
 
+    def forget_all(self) -> None:
+        """Nothing was learned here."""
+
 
 class StepMemory:
     """One per virtualized model. Halves of several threads may overlap; then nothing is learned of them."""
@@ -113,11 +125,14 @@ class StepMemory:
         self._planned: dict[Hashable, PlannedIteration] = {}
         self._followed: PlannedIteration | None = None
         self._is_followed = False
+        self._is_forgotten = False
+        """Whether the iteration that runs, or ran last, comes no more."""
+
         self._keys: list[Hashable] = []
         self._num_faults = 0
-        self._is_outside_watched = False
+        self._is_between = False
         self.outside_nbytes = 0
-        """The most that was taken between two halves, as far as it was watched."""
+        """The most that was taken between halves at once, up to the last half that began."""
 
         self._last: MemoryCounts | None = None
         self.missing, self.returns_freed = "", False
@@ -127,7 +142,7 @@ class StepMemory:
         """Run one half inside. `key` says which: the same key asks for the same blocks."""
         if is_forward and self._allocator.counts().num_stashed == 0:
             self._begin_iteration(key)
-        self._end_outside()
+        self._end_between()
         self._allocator.begin_half(self._slots_of(key))
         faults = _num_page_faults()
         half = RunningHalf()
@@ -136,9 +151,8 @@ class StepMemory:
         finally:
             self._allocator.end_half(half.held)
             self._num_faults += _num_page_faults() - faults
-            if half.watches_outside:
-                self._is_outside_watched = True
-                self._allocator.watch_outside()
+            if is_forward:
+                self._begin_between(key)
 
     @property
     def arena_nbytes(self) -> int:
@@ -152,12 +166,22 @@ class StepMemory:
     def forget(self, key: Hashable) -> None:
         """Iterations that begin with this half come no more: the arena need not hold them."""
         self._planned.pop(key, None)
+        self._is_forgotten |= key in self._keys[:1]
 
-    def _end_outside(self) -> None:
-        if self._is_outside_watched:
-            self._is_outside_watched = False
-            self._allocator.unwatch_outside()
-            self.outside_nbytes = outside_peak_nbytes(self._allocator.log())
+    def forget_all(self) -> None:
+        """The same of all iterations so far: the model is captured again."""
+        self._planned.clear()
+        self._is_forgotten = True
+
+    def _begin_between(self, key: Hashable) -> None:
+        self._is_between = True
+        self._allocator.begin_between(self._slots_of(Between(key)))
+
+    def _end_between(self) -> None:
+        if self._is_between:
+            self._is_between = False
+            self._allocator.end_between()
+            self.outside_nbytes = self._allocator.counts().between_peak_nbytes
 
     def counts(self) -> MemoryCounts:
         """Of the last whole iteration, or of the one that runs if there was none."""
@@ -176,7 +200,7 @@ class StepMemory:
         if self._keys:
             self._end_iteration()
         self._allocator.begin_iteration()
-        self._keys, self._num_faults = [], 0
+        self._keys, self._num_faults, self._is_forgotten = [], 0, False
         self._followed = self._planned.get(key)
         self._is_followed = self._followed is not None
         if not self._is_followed:  # it is recorded apart from the arena, whose pages would come on top
@@ -189,7 +213,8 @@ class StepMemory:
         was_as_planned = (
             self._is_followed and self._followed is not None and len(self._keys) == len(self._followed.keys)
         )
-        if (was_as_planned and not counts.num_unexpected) or len(self._keys) > MAX_HALVES:
+        is_known = was_as_planned and not counts.num_unexpected
+        if is_known or self._is_forgotten or len(self._keys) > MAX_HALVES:
             return
         before = self._planned.get(self._keys[0])
         num_relearned = before.num_relearned + 1 if was_as_planned and before is not None else 0
@@ -228,12 +253,11 @@ def plan_iteration(
 ) -> PlannedIteration:
     """Places for all blocks of an iteration that was recorded. A block that the caller still holds when the next
     iteration begins is kept; what was kept once stays so. Blocks are named by their half and their rank in it."""
-    log = [block for block in log if block.half >= 0]
     names = _names(log)
     kept = kept_before | {name for name, block in zip(names, log, strict=True) if block.is_held and block.end < 0}
     end = 1 + max((max(block.begin, block.end) for block in log), default=0)
     timed = [
-        TimedBlock(block.nbytes, block.begin, end if block.is_held else block.end if block.end >= 0 else end)
+        TimedBlock(block.nbytes, block.begin, end if _may_last(block, keys) else block.end)
         for name, block in zip(names, log, strict=True)
         if name not in kept
     ]
@@ -250,12 +274,10 @@ def plan_iteration(
     return PlannedIteration(keys, halves, kept, layout.arena_nbytes, layout.peak_nbytes, num_relearned)
 
 
-def outside_peak_nbytes(log: Sequence[LoggedBlock]) -> int:
-    """The most that was alive at once of what was taken outside of halves."""
-    end = 1 + max((max(block.begin, block.end) for block in log), default=0)
-    return peak_of(
-        TimedBlock(block.nbytes, block.begin, block.end if block.end >= 0 else end) for block in log if block.half < 0
-    )
+def _may_last(block: LoggedBlock, keys: tuple[Hashable, ...]) -> bool:
+    """Whether its place is its own up to the end of the iteration: nobody has freed it, or its caller may free it later
+    the next time. What a loss outside takes comes and goes as in a half."""
+    return block.end < 0 or (bool(block.is_held) and not isinstance(keys[block.half], Between))
 
 
 def _names(log: Sequence[LoggedBlock]) -> list[tuple[int, int]]:

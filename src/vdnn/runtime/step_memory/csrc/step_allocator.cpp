@@ -8,6 +8,10 @@
    Safe whatever the layout says: a slot is taken only if no live block shares a page with it. Everything that is not as
    expected gets memory of its own, which goes back to the system when it is freed, and is counted.
 
+   What runs between a forward and the half after it (a loss outside of the model, gradients that autograd makes of it)
+   is a half too, which nobody announces: it is open on the thread of its forward until the next half begins, and takes
+   large blocks only. The caller holds all that it takes.
+
    A block is one of five kinds:
      in place  at its offset in the arena;
      moved     at an address outside of the arena, with pages that are taken out of one or more extents of the arena and
@@ -36,13 +40,14 @@
 
 namespace {
 
-constexpr int64_t kAbi = 1;             // library.py checks it
+constexpr int64_t kAbi = 2;             // library.py checks it
 constexpr int64_t kMapped = 64 << 10;   // unexpected blocks from here on are mappings of their own
 constexpr int64_t kPage = 4096;
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int kPopulateWrite = 23;      // MADV_POPULATE_WRITE, Linux 5.14; not in every libc's headers
 constexpr size_t kLookAhead = 16;       // so far a half may run ahead of its layout before its slots are lost
 constexpr size_t kLongestLog = 4 << 20; // entries; past them an iteration is not recorded
+constexpr int64_t kLongestBetween = 64 << 10; // blocks; what takes more before the next half is no loss
 
 enum Kind : int64_t { kInPlace, kMoved, kKept, kMappedAlone, kSmall };
 
@@ -60,10 +65,10 @@ struct LogEntry {
   int64_t nbytes, begin, end, half, is_held, kind;
 };
 
-/* Since the iteration began, but for the first two and the last two. */
+/* Since the iteration began, but for the first two and `mapped_nbytes`, which are of now. */
 struct Statistics {
-  int64_t arena_nbytes, num_stashed, num_planned, num_unexpected, unexpected_nbytes, num_moves_refused, outside_nbytes,
-      outside_peak_nbytes;
+  int64_t arena_nbytes, num_stashed, num_planned, num_unexpected, unexpected_nbytes, num_moves_refused, mapped_nbytes,
+      mapped_peak_nbytes, between_nbytes, between_peak_nbytes;
 };
 
 int64_t rounded_up(int64_t nbytes, int64_t to) { return (nbytes + to - 1) / to * to; }
@@ -129,6 +134,7 @@ struct Block {
   int64_t kind, nbytes, generation;
   size_t entry;    /* its line in the log */
   bool is_held;    /* by the caller: it may outlive the iteration */
+  bool is_between; /* was taken between two halves */
   std::vector<Piece> pieces;
 };
 
@@ -138,7 +144,7 @@ struct Memory {
   int64_t num_halves = 0, clock = 0, generation = 0;
   int64_t num_stashed = 0; /* live blocks that no caller holds */
   bool is_closed = false;
-  std::atomic<bool> is_outside_watched{false}; /* asked without the lock */
+  std::atomic<int64_t> open_between{-1}; /* the serial of the one that is open; asked without the lock */
   std::vector<LogEntry> log;
   std::multimap<int64_t, char*> waiting; /* kept blocks that were freed, by size */
   Statistics counted{};
@@ -150,8 +156,12 @@ struct Half {
   std::vector<Slot> slots;
   std::vector<Extent> extents;
   size_t next_slot;
-  int64_t number;  /* -1: outside of any half */
+  int64_t number;
   bool repeats = false; /* the same work again and again: what is freed waits for its next time */
+  int64_t between = -1; /* the serial of a time between two halves; -1: this is a half that was announced */
+  int64_t num_taken = 0;
+
+  bool is_over() const { return between >= 0 && memory->open_between != between; }
 };
 
 std::mutex& mutex() {
@@ -173,14 +183,14 @@ char* map_block(Memory& memory, int64_t nbytes) {
   char* address = map_pages(length);
   if (address == nullptr) return nullptr;
   prefer_huge_pages(address, length);
-  memory.counted.outside_nbytes += length;
-  memory.counted.outside_peak_nbytes = std::max(memory.counted.outside_peak_nbytes, memory.counted.outside_nbytes);
+  memory.counted.mapped_nbytes += length;
+  memory.counted.mapped_peak_nbytes = std::max(memory.counted.mapped_peak_nbytes, memory.counted.mapped_nbytes);
   return address;
 }
 
 void unmap_block(Memory& memory, char* address, int64_t nbytes) {
   munmap(address, rounded_up(nbytes, kPage));
-  memory.counted.outside_nbytes -= rounded_up(nbytes, kPage);
+  memory.counted.mapped_nbytes -= rounded_up(nbytes, kPage);
 }
 
 void drop_waiting(Memory& memory) {
@@ -275,12 +285,16 @@ char* take_unexpected(Memory& memory, int64_t nbytes, Block& block) {
   return block.kind == kSmall ? static_cast<char*>(inner->raw_allocate(nbytes)) : map_block(memory, nbytes);
 }
 
-/* Null: the system gave nothing, and PyTorch's own allocator is to say so. */
+/* Null: the system gave nothing, or the half takes no more; PyTorch's own allocator is to serve it or to say so. */
 void* take(Half& half, int64_t nbytes) {
   std::lock_guard<std::mutex> lock(mutex());
   auto& memory = *half.memory;
-  bool is_outside = half.number < 0;
-  Block block{half.memory, nullptr, kSmall, nbytes, memory.generation, memory.log.size(), is_outside, {}};
+  bool is_between = half.between >= 0;
+  if (is_between && ++half.num_taken > kLongestBetween) {
+    memory.open_between = -1;
+    return nullptr;
+  }
+  Block block{half.memory, nullptr, kSmall, nbytes, memory.generation, memory.log.size(), is_between, is_between, {}};
   const Slot* slot = next_slot(half, nbytes);
   char* address = nullptr;
   if (half.repeats && nbytes >= kMapped) {
@@ -298,6 +312,11 @@ void* take(Half& half, int64_t nbytes) {
   memory.counted.num_unexpected += !is_expected;
   memory.counted.unexpected_nbytes += is_expected ? 0 : nbytes;
   memory.num_stashed += !block.is_held;
+  if (is_between) {
+    auto& counted = memory.counted;
+    counted.between_nbytes += nbytes;
+    counted.between_peak_nbytes = std::max(counted.between_peak_nbytes, counted.between_nbytes);
+  }
   if (memory.log.size() < kLongestLog) {
     memory.log.push_back({nbytes, memory.clock++, -1, half.number, block.is_held, block.kind});
   }
@@ -308,8 +327,9 @@ void* take(Half& half, int64_t nbytes) {
 
 void give_back(char* address, Block& block) {
   auto& memory = *block.memory;
-  if (block.generation == memory.generation && block.entry < memory.log.size()) {
-    memory.log[block.entry].end = memory.clock++;
+  if (block.generation == memory.generation) {
+    if (block.entry < memory.log.size()) memory.log[block.entry].end = memory.clock++;
+    if (block.is_between) memory.counted.between_nbytes -= block.nbytes;
   }
   memory.num_stashed -= !block.is_held;
   switch (block.kind) {
@@ -350,15 +370,17 @@ void release(void* address) {
   inner->raw_deallocate(address); /* was taken outside of any step */
 }
 
-/* The half that this thread is in, or the watched time between two. */
-Half* innermost() {
-  while (!running.empty() && running.back().number < 0 && !running.back().memory->is_outside_watched) running.pop_back();
-  return running.empty() ? nullptr : &running.back();
+/* The half that this thread is in and that serves such a block, if any. */
+Half* innermost(size_t nbytes) {
+  while (!running.empty() && running.back().is_over()) running.pop_back();
+  if (running.empty()) return nullptr;
+  auto& half = running.back();
+  return half.between >= 0 && nbytes < kMapped ? nullptr : &half;
 }
 
 struct StepAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    Half* half = nbytes < smallest ? nullptr : innermost();
+    Half* half = nbytes < smallest ? nullptr : innermost(nbytes);
     if (half == nullptr) return inner->allocate(nbytes);
     void* address = take(*half, static_cast<int64_t>(nbytes));
     if (address == nullptr) return inner->allocate(nbytes);
@@ -374,6 +396,24 @@ std::vector<std::shared_ptr<Memory>>& memories() {
 }
 
 std::shared_ptr<Memory> memory_of(int64_t number) { return memories().at(number); }
+
+Half& push(
+    std::shared_ptr<Memory> memory,
+    const int64_t* slots,
+    int64_t num_slots,
+    const int64_t* extents,
+    int64_t num_extents) {
+  while (!running.empty() && running.back().is_over()) running.pop_back();
+  auto* first_slot = reinterpret_cast<const Slot*>(slots);
+  auto* first_extent = reinterpret_cast<const Extent*>(extents);
+  auto half_number = memory->num_halves++;
+  running.push_back({std::move(memory),
+                     {first_slot, first_slot + num_slots},
+                     {first_extent, first_extent + num_extents},
+                     0,
+                     half_number});
+  return running.back();
+}
 
 void lock_all() { mutex().lock(); }
 void unlock_all() { mutex().unlock(); }
@@ -414,47 +454,42 @@ EXPORTED void vdnn_step_close(int64_t number) {
   memory.swap(memories().at(number));
   drop_waiting(*memory);
   memory->is_closed = true;
+  memory->open_between = -1;
   memory->arena.reset();
 }
 
 /* From here on, this thread's blocks are those of the half. A slot is five numbers (`Slot`), an extent two. */
 EXPORTED void vdnn_step_begin_half(
     int64_t number, const int64_t* slots, int64_t num_slots, const int64_t* extents, int64_t num_extents) {
-  innermost(); /* forgets a time outside that is over */
   std::lock_guard<std::mutex> lock(mutex());
-  auto memory = memory_of(number);
-  auto* first_slot = reinterpret_cast<const Slot*>(slots);
-  auto* first_extent = reinterpret_cast<const Extent*>(extents);
-  running.push_back({memory,
-                     {first_slot, first_slot + num_slots},
-                     {first_extent, first_extent + num_extents},
-                     0,
-                     memory->num_halves++});
+  push(memory_of(number), slots, num_slots, extents, num_extents);
 }
 
 /* The same for work that is repeated, such as an op that is timed: blocks that are freed wait, and go back to the system
    when a block of another size is asked for. Ends with `end_half`. */
 EXPORTED void vdnn_step_begin_repeated(int64_t number) {
   std::lock_guard<std::mutex> lock(mutex());
-  auto memory = memory_of(number);
-  running.push_back({memory, {}, {}, 0, memory->num_halves++, true});
+  push(memory_of(number), nullptr, 0, nullptr, 0).repeats = true;
 }
 
-/* Until `unwatch_outside`, what this thread takes outside of halves is logged too, as half -1 and as held. */
-EXPORTED void vdnn_step_watch_outside(int64_t number) {
+/* The same for what this thread runs until `end_between`, which any thread may call. */
+EXPORTED void vdnn_step_begin_between(
+    int64_t number, const int64_t* slots, int64_t num_slots, const int64_t* extents, int64_t num_extents) {
+  static int64_t serial = 0;
   std::lock_guard<std::mutex> lock(mutex());
-  auto memory = memory_of(number);
-  memory->is_outside_watched = true;
-  running.push_back({memory, {}, {}, 0, -1});
+  auto& half = push(memory_of(number), slots, num_slots, extents, num_extents);
+  half.memory->open_between = half.between = serial++;
 }
 
-EXPORTED void vdnn_step_unwatch_outside(int64_t number) {
+/* Each thread finds out at its next block. */
+EXPORTED void vdnn_step_end_between(int64_t number) {
   std::lock_guard<std::mutex> lock(mutex());
-  memory_of(number)->is_outside_watched = false; /* each thread finds out at its next block */
+  memory_of(number)->open_between = -1;
 }
 
 /* `addresses` are the blocks that the caller of the half keeps. */
 EXPORTED void vdnn_step_end_half(int64_t number, const int64_t* addresses, int64_t num_addresses) {
+  while (running.back().between >= 0) running.pop_back(); /* of models that were called inside of the half */
   running.pop_back();
   std::lock_guard<std::mutex> lock(mutex());
   auto memory = memory_of(number);
@@ -493,7 +528,8 @@ EXPORTED void vdnn_step_begin_iteration(int64_t number) {
   ++memory->generation;
   memory->counted.num_planned = memory->counted.num_unexpected = memory->counted.unexpected_nbytes = 0;
   memory->counted.num_moves_refused = 0;
-  memory->counted.outside_peak_nbytes = memory->counted.outside_nbytes;
+  memory->counted.mapped_peak_nbytes = memory->counted.mapped_nbytes;
+  memory->counted.between_nbytes = memory->counted.between_peak_nbytes = 0;
 }
 
 /* An arena of so many bytes instead of the one that is there. 0: the system refuses it, and there is none. */
