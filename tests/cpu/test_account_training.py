@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import warnings
 from collections.abc import Callable
 from itertools import accumulate
@@ -187,3 +188,49 @@ def test_a_language_model_with_its_labels_is_one_graph_with_one_budget(iteration
     (piece,) = vdnn.report(virtual).pieces
     assert piece.measured is not None
     assert piece.measured.peak_nbytes <= budget_nbytes
+
+
+class WithLoss(nn.Module):
+    """Wide parameters, several small maps, and the loss inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [layer for _ in range(6) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.GELU())]
+        self.layers = nn.Sequential(nn.Conv2d(3, 16, 3), *layers, nn.Flatten(), nn.Linear(16 * 14 * 14, 10))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layers(images).square().mean()
+
+
+def test_a_smaller_last_batch_has_the_bytes_of_the_batches_before_it() -> None:
+    """Its own share would be refused: the parameters are as large as ever."""
+    images = [torch.randn(size, 3, 16, 16, generator=torch.Generator().manual_seed(size)) for size in (16, 3)]
+    shares = [least_share_of(WithLoss(), given) for given in images]
+    assert shares[0] < shares[1]
+    plain, virtual = WithLoss(), vdnn.virtualize(WithLoss(), budget=f"{shares[0]}%")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BudgetExceeded)
+        for given in (*images, *images):
+            losses = [model(given) for model in (plain, virtual)]
+            for model, loss in zip((plain, virtual), losses, strict=True):
+                model.zero_grad()
+                loss.backward()
+            assert torch.equal(*losses)
+            for expected, found in zip(plain.parameters(), virtual.parameters(), strict=True):
+                assert torch.equal(expected.grad, found.grad)
+    budgets_nbytes = [executor.plan.problem.budget_nbytes for executor in session_of(virtual).executors]
+    assert budgets_nbytes == [vdnn.report(virtual).budget_nbytes] * 2
+    for executor in session_of(virtual).executors:
+        assert executor.measured.timeline.peak_nbytes <= budgets_nbytes[0]
+    with pytest.raises(Infeasible):
+        vdnn.virtualize(WithLoss(), budget=f"{shares[0]}%")(images[1])
+
+
+def least_share_of(model: nn.Module, given: Tensor) -> float:
+    """In per cent, as a refusal names it."""
+    with pytest.raises(Infeasible) as refused:
+        vdnn.virtualize(model, budget="1%")(given)
+    found = re.search(r"(?P<share>[\d.]+)% of what keeping everything takes", str(refused.value))
+    assert found is not None
+    return float(found["share"])

@@ -107,3 +107,9 @@ def test_a_share_is_one_of_tensors_and_small_steps_have_no_objects_to_speak_of()
     assert resolve_budget("4096B", 1000, 70) == 4096
     assert interpreter_nbytes(FEW_NODES - 1) == 0
     assert 0 < interpreter_nbytes(FEW_NODES) < interpreter_nbytes(2 * FEW_NODES) < 2 * interpreter_nbytes(FEW_NODES)
+
+
+def test_a_share_is_never_less_than_another_shape_of_the_model_had() -> None:
+    assert resolve_budget("50%", 1000, 70, granted_nbytes=800) == 870
+    assert resolve_budget("50%", 1000, 70, granted_nbytes=300) == 570
+    assert resolve_budget("4096B", 1000, 70, granted_nbytes=5000) == 4096, "bytes that were named stay what they are"

@@ -55,16 +55,18 @@ def estimate(
     *,
     variants_s: float = VARIANTS_S,
     like: Trials | None = None,
+    granted_nbytes: int = 0,
 ) -> Estimate:
     """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
-    other ways. `variants_s`: how long those are tried. `like`: what is known of the step at another shape."""
+    other ways. `variants_s`: how long those are tried. `like`: what is known of the step at another shape.
+    `granted_nbytes`: what a share is at least, for tensors."""
     outline = roofline(lowered.graph, options.hardware)
     if options.chosen_costs == "roofline":
         return Estimate(outline, {})
     calls, cache = op_calls(lowered), CostCache()
     with without_modes():  # real ops on real tensors, in the middle of a trace
         if options.chosen_costs == "tried":
-            room = room_nbytes(lowered.graph, outline, options, around)
+            room = room_nbytes(lowered.graph, outline, options, around, granted_nbytes)
             trials = Trials(
                 calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress, like=like
             )
@@ -89,14 +91,16 @@ def _of_trials(trials: Trials, graph: Graph, outline: CostTable) -> Estimate:
     return Estimate(_with_untried(trials.costs, graph, outline), trials.variants(), trials)
 
 
-def room_nbytes(graph: Graph, outline: CostTable, options: Options, around: Surroundings) -> int | None:
+def room_nbytes(
+    graph: Graph, outline: CostTable, options: Options, around: Surroundings, granted_nbytes: int = 0
+) -> int | None:
     """What a trial may allocate: the budget, less what is there before the step. Of a budget that is a share at least
     so much is known before workspaces are."""
     if options.budget is None:
         return None
     problem = Problem(graph, outline, options.hardware, surroundings=around)
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
-    budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes)
+    budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, granted_nbytes)
     return at_least_small(room_before_step(replace(problem, budget_nbytes=budget_nbytes)))
 
 

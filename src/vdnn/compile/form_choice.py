@@ -27,6 +27,7 @@ from vdnn.plan.model.bounds import largest_op_nbytes
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.plan.planner import Planner
+from vdnn.plan.shared.account import tensors_nbytes
 from vdnn.plan.strategy_table import strategy_named
 
 TRACED = ""
@@ -111,7 +112,8 @@ def price(form: FormProblem, options: Options, like: Trials | None = None) -> Fo
     if options.chosen_costs == "roofline":
         return form
     variants_s = 0.0 if like is None else AGAIN_VARIANTS_S
-    found = estimate(form.lowered, options, form.problem.surroundings, variants_s=variants_s, like=like)
+    around, known_nbytes = form.problem.surroundings, tensors_nbytes(form.problem)
+    found = estimate(form.lowered, options, around, variants_s=variants_s, like=like, granted_nbytes=known_nbytes)
     return replace(form, problem=replace(form.problem, costs=found.costs, variants=found.variants), trials=found.trials)
 
 

@@ -38,7 +38,7 @@ from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
 from vdnn.plan.planner import Planner
 from vdnn.plan.planner import planned as plan_here
 from vdnn.plan.planner_process import PlannerProcess
-from vdnn.plan.shared.account import account_nbytes
+from vdnn.plan.shared.account import account_nbytes, tensors_nbytes
 from vdnn.plan.strategy_table import solve, strategy_named
 from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import cut
@@ -62,6 +62,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
         planned = within(session.options)
     form, plan = planned.form, planned.plan
     session.precedent = precedent_of(form) or session.precedent
+    session.granted_nbytes = max(session.granted_nbytes, tensors_nbytes(plan.problem))
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
     exact_rerun = exact_rerun_of(planned, session)
     programs = [program(half) for half in halves]
@@ -114,12 +115,12 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     graph = with_optimizer_state(lowered.graph, options.optimizer)
     around = surroundings_of(step, options)
     like = None if step.precedent is None else step.precedent.trials.get(TRACED)
-    found = estimate(lowered, options, around, like=like)
+    found = estimate(lowered, options, around, like=like, granted_nbytes=step.granted_nbytes)
     problem = Problem(
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
-    budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes)
+    budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, step.granted_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
 

@@ -61,6 +61,9 @@ class Session:
     precedent: Precedent | None = None
     """What was decided for the shape before."""
 
+    granted_nbytes: int = 0
+    """The most that a budget was at one of the shapes so far, for tensors. A share is never less again."""
+
     asked: Any = None
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
 

@@ -31,7 +31,8 @@ class Precedent:
 class TracedStep:
     """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
     position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
-    traced, `surroundings` what else was alive with them. `precedent` is the same model at another shape."""
+    traced, `surroundings` what else was alive with them. `precedent` is the same model at another shape, and
+    `granted_nbytes` the most that a budget was at other shapes, for tensors."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
@@ -40,6 +41,7 @@ class TracedStep:
     seen: Seen = field(default_factory=dict)
     surroundings: Surroundings = ALONE
     precedent: Precedent | None = None
+    granted_nbytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 Enters: 12884901888, "12GiB", "45%" or None, and the peak of a step that keeps everything. Leaves: bytes, or None for no
 bound; 12 alone is asked back (`units.py`). A share is one of the keep-all peak of tensors, so "45%" means the same for
-every model; what the interpreter holds for the step comes on top of a share, and is inside bytes that were named. More
-than "100%" is allowed and bounds nothing that keep-all would not meet.
+every model; what the interpreter holds for the step comes on top of a share, and is inside bytes that were named. A
+model that has had more at another shape has that again: the process holds it, and a smaller last batch is no reason to
+refuse. More than "100%" is allowed and bounds nothing that keep-all would not meet.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from vdnn.units import parse_budget
 _SHARE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*%\s*")
 
 
-def resolve_budget(budget: int | str | None, keep_all_peak_nbytes: int, interpreter_nbytes: int = 0) -> int | None:
-    """Bytes that the peak must stay within; a share is rounded down to whole bytes."""
+def resolve_budget(
+    budget: int | str | None, keep_all_peak_nbytes: int, interpreter_nbytes: int = 0, granted_nbytes: int = 0
+) -> int | None:
+    """Bytes that the peak must stay within; a share is rounded down to whole bytes. `granted_nbytes`: the most that a
+    share was at other shapes of the model, for tensors."""
     if budget is None:
         return None
     share = parse_share(budget)
     if share is None:
         return parse_budget(budget, or_share=True)
-    return int(share * keep_all_peak_nbytes) + interpreter_nbytes
+    return max(int(share * keep_all_peak_nbytes), granted_nbytes) + interpreter_nbytes
 
 
 def parse_share(budget: int | str | None) -> Fraction | None:

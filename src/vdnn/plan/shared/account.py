@@ -73,11 +73,16 @@ def room_between_steps(problem: Problem) -> int | None:
     return _room_beside(problem, _THERE_BEFORE | {Role.GRADIENT})
 
 
+def tensors_nbytes(problem: Problem) -> int:
+    """What the budget has for tensors: all but what the interpreter holds. Nothing where there is no budget."""
+    return max((problem.budget_nbytes or 0) - problem.surroundings.interpreter_nbytes, 0)
+
+
 def _room_beside(problem: Problem, roles: frozenset[Role]) -> int | None:
     if problem.budget_nbytes is None:
         return None
     there = sum(storage.nbytes for storage in problem.graph.storages if storage.role in roles)
-    return max(problem.budget_nbytes - there - problem.surroundings.interpreter_nbytes, 0)
+    return max(tensors_nbytes(problem) - there, 0)
 
 
 def _nbytes_of(plan: Plan, *roles: Role) -> int:
