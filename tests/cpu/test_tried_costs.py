@@ -11,11 +11,13 @@ import torch
 from tiers import DISK
 
 import vdnn
+from vdnn.compile.planned_step import problem_of
 from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import OpCall, OpVariant, Run, measure
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.tried import OUTLINE, SCALED, TRIED, Trials
 from vdnn.errors import Infeasible
+from vdnn.options import Options
 from vdnn.units import KiB, MiB
 
 
@@ -145,3 +147,20 @@ def test_a_budget_that_needs_a_smaller_way_to_compute_an_op_is_still_met():
         return refusal.value.minimum_nbytes
 
     assert least("tried") == least("measured")
+
+
+def test_a_share_is_of_the_same_bytes_whether_or_not_an_op_found_room_to_be_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The softmax reads and writes several times the budget. Its workspace is then expected, or remembered from a day
+    with more room: a script that trained yesterday is not refused today."""
+    monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 4096), torch.nn.LogSoftmax(dim=1))
+    inputs = (torch.empty(1000, 8),)
+    options = Options(budget="90%", costs="tried").on_known_hardware()
+    expected = problem_of(model, inputs, {}, options)
+    assert OUTLINE in {cost.source for cost in expected.costs.ops}
+    vdnn.plan(model, inputs, costs="tried")
+    remembered = problem_of(model, inputs, {}, options)
+    assert OUTLINE not in {cost.source for cost in remembered.costs.ops}
+    assert expected.budget_nbytes == remembered.budget_nbytes

@@ -119,7 +119,8 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     problem = Problem(
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )
-    kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
+    kept = solve(Problem(graph, found.seen, options.hardware), "keep-all")
+    kept_nbytes = account_nbytes(kept, around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, step.granted_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
