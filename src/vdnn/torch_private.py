@@ -155,8 +155,14 @@ active_modes = _python_dispatch._get_current_dispatch_mode_stack
 push_mode = _python_dispatch._push_mode
 """Seeing every op of a thread. The class is documented (torch's notes, "Extending PyTorch"), at its private place."""
 
-without_modes = _python_dispatch._disable_current_modes
-"""While open, no mode is active, not even those of a running trace. Public: none."""
+
+@contextmanager
+def without_modes() -> Iterator[None]:
+    """While open, no mode is active, not even those of a running trace, nor a default device: tensors that are made
+    here are real. Public: none."""
+    with _python_dispatch._disable_current_modes(), torch._C.DisableTorchFunction():
+        yield
+
 
 without_torch_dispatch = torch._C._DisableTorchDispatch
 """While open, no mode and no subclass sees this thread's ops: the runtime's own bytes are not the model's, and no

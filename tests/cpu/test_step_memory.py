@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from vdnn.report.process_part import ProcessPart
 from vdnn.runtime.process_memory import in_child, status_nbytes
 from vdnn.runtime.step_memory import StepMemory, UnplannedMemory, returned_memory
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Slots, StepAllocator
-from vdnn.runtime.step_memory.library import step_library
+from vdnn.runtime.step_memory.library import begin_step_library, step_library
 from vdnn.units import MiB
 
 NUM_STEPS = 6
@@ -376,6 +377,29 @@ def test_an_arena_that_the_system_refuses_is_done_without() -> None:
     missing, is_equal = in_child(trains_without_addresses)
     assert "refuses an arena" in missing
     assert is_equal
+
+
+def waits_for_a_slow_compiler(folder: str) -> tuple[bool, bool]:
+    """Whether the library is being built when a model has been virtualized, and whether its steps have an arena."""
+    compiler, log = Path(folder) / "slow-compiler", Path(folder) / "begun"
+    compiler.write_text(f'#!/bin/sh\ntouch {log}\nsleep 4\nexec g++ "$@"\n')
+    compiler.chmod(0o700)
+    os.environ |= {"CXX": str(compiler), "VDNN_CACHE_DIR": folder}
+    with torch.device("meta"):
+        vdnn.plan(network(), (batch(0),))  # the machine is measured before
+    virtual = vdnn.virtualize(network())
+    where = begin_step_library()
+    is_beside = not where.done()
+    where.result()
+    list(gradients_first(virtual, 0))
+    return is_beside and log.exists(), isinstance(session_of(virtual).memory, StepMemory)
+
+
+@pytest.mark.slow
+def test_the_library_is_built_beside_what_comes_before_the_first_step(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("there is no g++")
+    assert in_child(waits_for_a_slow_compiler, str(tmp_path)) == (True, True)
 
 
 def reports_without_a_compiler() -> list[ProcessPart | None]:

@@ -4,15 +4,16 @@ Enters: the traced step with its problem, and the other forms that `compile/form
 The one idea: a form is one more candidate. The traced step is planned first; where it does not fit, or where keeping
 the budget costs more than a little time, others are planned too and the fastest is taken. To measure what all ops of a
 form take may last minutes, so forms are first compared in outline, by the roofline: one whose largest op is over the
-budget is left out, a few of the others are planned, and only the best of them are priced by measuring. Of a step so
-long that planning it takes many seconds, others are looked at only where it does not fit.
+budget is left out, a few of the others are planned (one alone is not: there is nothing to compare it with), and only
+the best of them are priced by measuring. Of a step so long that planning it takes many seconds, others are looked at
+only where it does not fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice, tee
+from itertools import chain, islice, tee
 from time import perf_counter
 
 from vdnn.compile.decide import decide
@@ -191,18 +192,22 @@ class _Search:
     def is_good_enough(self, share: float) -> bool:
         return self.best is not None and self.best[1].step_time_s <= self.kept_s * (1 + share)
 
-    def best_first(self, forms: Iterable[FormProblem], outlined_s: float) -> Iterator[tuple[FormProblem, Plan]]:
-        """Those that fit in outline: the best of a few, then the next few."""
+    def best_first(self, forms: Iterable[FormProblem], outlined_s: float) -> Iterator[tuple[FormProblem, Plan | None]]:
+        """Those that fit in outline, each with its plan there: the best of a few, then the next few. The only one there
+        is has nothing to be compared with."""
         waiting = iter(forms)
+        first = list(islice(waiting, 2))
+        if len(first) == 1 and not self._is_too_large(first[0]):
+            yield first[0], None
+            return
+        waiting = chain(first, waiting)
         while sketched := list(islice(self._sketched(waiting, outlined_s), MOST_SKETCHED)):
             yield from sorted(sketched, key=lambda sketch: sketch[1].step_time_s)
 
     def _sketched(self, forms: Iterator[FormProblem], outlined_s: float) -> Iterator[tuple[FormProblem, Plan]]:
         """Planned in outline, up to one that costs next to nothing."""
         for form in forms:
-            least_nbytes = largest_op_nbytes(form.problem)
-            if self.budget_nbytes is not None and least_nbytes > self.budget_nbytes:
-                self.too_large.append((least_nbytes, form))
+            if self._is_too_large(form):
                 continue
             try:
                 plan = self.decided(form.problem)
@@ -212,6 +217,14 @@ class _Search:
             yield form, plan
             if plan.step_time_s <= outlined_s * (1 + GOOD_ENOUGH):
                 return
+
+    def _is_too_large(self, form: FormProblem) -> bool:
+        """Whether one of its ops is over the budget by itself."""
+        least_nbytes = largest_op_nbytes(form.problem)
+        if self.budget_nbytes is None or least_nbytes <= self.budget_nbytes:
+            return False
+        self.too_large.append((least_nbytes, form))
+        return True
 
     def smallest(self) -> FormProblem:
         """Of the forms that do not even fit in outline."""

@@ -19,7 +19,7 @@ from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.disk_room import plan_in_room
-from vdnn.compile.estimate import estimate
+from vdnn.compile.estimate import VARIANTS_S, estimate
 from vdnn.compile.executable import edition_of, exact_rerun_of
 from vdnn.compile.form_choice import TRACED, choose_form, follow_saved_plan
 from vdnn.compile.forms import forms
@@ -115,7 +115,9 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     graph = with_optimizer_state(lowered.graph, options.optimizer)
     around = surroundings_of(step, options)
     like = None if step.precedent is None else step.precedent.trials.get(TRACED)
-    found = estimate(lowered, options, around, like=like, granted_nbytes=step.granted_nbytes)
+    is_run_so = step.precedent is None or step.precedent.form == TRACED
+    variants_s = VARIANTS_S if is_run_so else 0.0
+    found = estimate(lowered, options, around, variants_s=variants_s, like=like, granted_nbytes=step.granted_nbytes)
     problem = Problem(
         graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
     )

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -34,7 +35,13 @@ from vdnn.runtime.open_transfers import AskedTiers
 from vdnn.runtime.process_memory import resident
 from vdnn.runtime.runtime import SharedTiers, shared_runtime
 from vdnn.runtime.shared_budget import Budget
-from vdnn.runtime.step_memory import MemoryCounts, open_step_memory
+from vdnn.runtime.step_memory import (
+    MemoryCounts,
+    StepMemory,
+    UnplannedMemory,
+    begin_step_library,
+    open_step_memory,
+)
 from vdnn.runtime.transfers.interface import Transfers
 
 TENSOR_CACHE = "tensor-cache"
@@ -68,18 +75,21 @@ class Session:
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
 
     def __post_init__(self) -> None:
+        begin_step_library()
         self.options = self.options.on_known_hardware(runs=True)
         known = self.options
         asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
         self._tiers = SharedTiers(shared_runtime(), asked)
         self.disk_room = DiskRoom(self._tiers)
         self._began_with = resident()
-        self.memory = open_step_memory(within_budget=known.budget is not None)
-        """What this model's steps run in."""
-
         self.part: BudgetPart | None = None
         if isinstance(known.budget, Budget):
             self.part = BudgetPart(known.budget, self.name, known, self.trained, self.memory)
+
+    @cached_property
+    def memory(self) -> StepMemory | UnplannedMemory:
+        """What this model's steps run in. Whoever asks first waits until there is the library."""
+        return open_step_memory(within_budget=self.options.budget is not None)
 
     @property
     def is_bound(self) -> bool:

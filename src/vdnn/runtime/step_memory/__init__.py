@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
 from vdnn.runtime.step_memory.allocator import StepAllocator
-from vdnn.runtime.step_memory.library import step_library
+from vdnn.runtime.step_memory.library import begin_step_library, step_library
 from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
 
-__all__ = ["MemoryCounts", "StepMemory", "UnplannedMemory", "open_step_memory", "returned_memory"]
+__all__ = ["MemoryCounts", "StepMemory", "UnplannedMemory", "begin_step_library", "open_step_memory", "returned_memory"]
 
 
 def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMemory:

@@ -1,8 +1,9 @@
 """The C++ library that wraps PyTorch's CPU allocator: built against the installed torch on first use, then found.
 
 Enters: nothing. Leaves: the loaded library, or the reason why there is none: no compiler, no headers, a build that
-failed, a system that is not Linux. The build takes a second or two and lies in the cache folder, under a name that
-changes with the source, torch and the compiler's flags.
+failed, a system that is not Linux. The build takes a few seconds and lies in the cache folder, under a name that
+changes with the source, torch and the compiler's flags. It runs beside the first capture, which is when nobody needs
+the library yet.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +32,7 @@ ABI = 2  # kAbi in csrc/step_allocator.cpp
 SOURCE = Path(__file__).parent / "csrc" / "step_allocator.cpp"
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 BUILD_S = 120.0
-"""A build takes a second or two; a compiler that takes so long waits for something."""
+"""A build takes a few seconds; a compiler that takes so long waits for something."""
 
 NUMBER, NUMBERS, RESULT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
 SIGNATURES = {
@@ -63,10 +65,22 @@ class StepLibrary:
 
 
 @functools.cache
+def begin_step_library() -> Future[Path]:
+    """Where the library lies, once it does. Looking for it and building it do not keep the caller waiting."""
+    with_one_thread = ThreadPoolExecutor(1, thread_name_prefix="vdnn-build")
+    where = with_one_thread.submit(_built)
+    with_one_thread.shutdown(wait=False)
+    return where
+
+
+os.register_at_fork(after_in_child=begin_step_library.cache_clear)  # a thread does not go along
+
+
+@functools.cache
 def step_library() -> StepLibrary:
-    """The library of this process: found or built at the first call, and set as PyTorch's CPU allocator."""
+    """The library of this process: found or built by the first call, and set as PyTorch's CPU allocator."""
     try:
-        library = _loaded(_built())
+        library = _loaded(begin_step_library().result())
     except ImportError as reason:
         log.info("steps run without planned addresses: %s", reason)
         return StepLibrary(None, str(reason))
