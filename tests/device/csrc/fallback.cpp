@@ -60,10 +60,10 @@ struct Traits {
   }
 };
 
-/* Around an op that draws from the CPU's default generator: it finds the device's state there. */
+/* Around an op that draws from the CPU's default generator and takes no other: it finds the device's state there.
+   Another thread must not draw on the CPU meanwhile; the kernel itself takes the generator's lock. */
 struct SwappedGenerator {
   at::CPUGeneratorImpl *theirs, *ours;
-  std::unique_lock<std::mutex> lock;
 
   explicit SwappedGenerator(int device)
       : theirs(at::check_generator<at::CPUGeneratorImpl>(at::detail::getDefaultCPUGenerator())),
