@@ -1,5 +1,5 @@
-"""Transfers on an accelerator; skipped where there is none. `pytest --device vdev tests/gpu` runs them on the device for
-tests (tests/device), which every machine with a compiler has.
+"""Transfers on an accelerator; skipped where there is none. `pytest --device vdev tests/gpu` runs them on the device of
+`tests/device`, which every machine with a compiler has.
 
 `tests/cpu/test_stream_order.py` checks the order of the same code anywhere.
 """
