@@ -33,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
         device.load()
     except device.NoDevice as reason:
         raise pytest.UsageError(f"--device {device.NAME}: {reason}") from reason
+    # torch says so wherever it forks the random state on a machine with two devices, in its own tracing too.
+    config.addinivalue_line("filterwarnings", "ignore:VDEV reports that you have 2 available devices")
 
 
 @pytest.fixture(autouse=True)
