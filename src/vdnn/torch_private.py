@@ -16,7 +16,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -24,7 +24,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import _decomp, _guards, _ops, _prims_common, _subclasses, nn
+from torch import _guards, _ops, _prims_common, _subclasses, nn
 from torch._functorch import config
 from torch._functorch._aot_autograd import descriptors
 from torch.fx import node
@@ -83,9 +83,6 @@ TracingContext = _guards.TracingContext
 tracing = _guards.tracing
 """The trace that runs. Public `torch.compiler.is_compiling` says only that one does."""
 
-decomposition_table = _decomp.decomposition_table
-"""Stand-ins that a trace runs instead of kernels. Public `torch.export.default_decompositions` returns a copy."""
-
 functorch_config = config
 """Settings of AOTAutograd. Public: none; `torch.compiler.config` has only what all compilers share."""
 
@@ -129,6 +126,27 @@ def tangents_traced_as(make: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
         yield
     finally:
         analysis.coerce_tangent_and_suggest_memory_format = traced
+
+
+@contextmanager
+def corrected_fake_results(corrections: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
+    """While open, what one of these ops of fake tensors returns is what its correction makes of that and of the op's
+    arguments. Public `torch.library.register_fake` refuses ops that have a stand-in."""
+    original = FakeTensorMode._dispatch_impl
+
+    def dispatch(self: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result = original(self, op, types, args, kwargs)
+        correct = corrections.get(op)
+        if correct is None or result is NotImplemented:
+            return result
+        with self:
+            return correct(result, *args, **kwargs)
+
+    FakeTensorMode._dispatch_impl = dispatch  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        FakeTensorMode._dispatch_impl = original  # type: ignore[method-assign]
 
 
 def schema_of(op: OpOverload) -> Any:

@@ -116,24 +116,3 @@ def test_virtualizing_a_virtualized_function_starts_from_the_plain_one() -> None
     twice = virtualize(once, sample=torch.ones(2, 3))
     twice(torch.ones(2, 3)).backward()
     assert len(executors(twice)) == 1
-
-
-class NormsUnderAutocast(nn.Module):
-    def __init__(self, is_wide: bool) -> None:
-        super().__init__()
-        self.layer, self.norm, self.is_wide = nn.Linear(8, 8), nn.LayerNorm(8), is_wide
-
-    def forward(self, rows: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden = self.layer(rows)
-            if not self.is_wide:
-                return self.norm(hidden).float()
-            with torch.autocast("cpu", enabled=False):
-                return self.norm(hidden.float())
-
-
-def test_a_norm_whose_statistics_have_another_type_is_refused_with_a_way_out_that_works() -> None:
-    rows = torch.randn(3, 8)
-    with pytest.raises(InexactTrace, match=r"Run this layer in one type.*enabled=False"):
-        backward(virtualize(NormsUnderAutocast(is_wide=False)), rows)
-    check(NormsUnderAutocast(is_wide=True), lambda model: backward(model, rows))

@@ -25,7 +25,6 @@ from vdnn import torch_private
 SOURCE = Path(vdnn.__file__).parent
 
 CALLED = {
-    "torch._decomp:decomposition_table": None,
     "torch._dynamo.backends.common:aot_autograd": "**kwargs",
     "torch._dynamo.convert_frame:compile_lock": None,
     "torch._dynamo.exc:BackendCompilerFailed": None,
@@ -86,7 +85,7 @@ ATTRIBUTES: dict[str, tuple[Any, str]] = {
     "a schema": (torch.ops.aten.add.Tensor._schema, "arguments returns is_mutable name"),
     "a tensor": (torch.empty(1), "_version"),
     "a storage": (torch.empty(1).untyped_storage(), "_cdata"),
-    "FakeTensorMode": (torch_private.FakeTensorMode, "cache_clear"),
+    "FakeTensorMode": (torch_private.FakeTensorMode, "cache_clear _dispatch_impl"),
     "a module": (
         nn.Linear(1, 1),
         """_parameters _buffers _forward_hooks _forward_pre_hooks _backward_hooks _backward_pre_hooks _call_impl

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch._decomp import decomposition_table
+from torch._subclasses import FakeTensorMode
 from torch.fx.node import _side_effectful_functions
 
 import vdnn
@@ -39,7 +39,7 @@ def tables_of_torch() -> dict[str, Any]:
     ops = [getattr(packet, name) for packet in packets if hasattr(packet, "overloads") for name in packet.overloads()]
     return {
         "kernels": {op: dict(op.py_kernels) for op in ops},
-        "stand-ins": dict(decomposition_table),
+        "stand-ins": FakeTensorMode._dispatch_impl,
         "impure": set(_side_effectful_functions),
     }
 

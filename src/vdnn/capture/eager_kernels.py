@@ -6,8 +6,8 @@ bilinear upsampling adds in another order. Shapes are concrete here, so the C++ 
 captured is what eager runs.
 
 Dropout has a version of our own, which is eager's formula: the fused form that PyTorch traces rounds its scale
-differently, and the tracer's stand-in for its backward returns other strides than the op. So do some other stand-ins,
-which return the kernels' strides here (`_LAYOUTS`).
+differently, and the tracer's stand-in for its backward returns other strides than the op. So do some other stand-ins:
+`stand_ins.py`.
 
 Note: [One trace at a time]
 The tables that are patched here belong to the process, and so do the modules that a trace changes (`export.py`). Two
@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import wraps
 from typing import Any
 
 import torch
@@ -32,15 +31,12 @@ from torch import fx
 
 from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
 from vdnn.capture.ops.information import op_name
-from vdnn.capture.ops.overloads import overload, overloads
+from vdnn.capture.ops.overloads import overloads
+from vdnn.capture.stand_ins import stand_ins_are_as_kernels
 from vdnn.errors import InexactTrace
 from vdnn.known_ops import KNOWN_OPS, known
-from vdnn.known_ops.known_op import KernelLayout
 from vdnn.torch_private import (
-    FakeTensorMode,
-    OpOverload,
     compile_lock,
-    decomposition_table,
     forget_dispatch,
     functorch_config,
     python_kernels,
@@ -114,55 +110,6 @@ def _bernoulli_meta(tensor: torch.Tensor, p: float = 0.5, *, generator: Any = No
     return torch.empty_like(tensor)
 
 
-def _contiguous(result: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-    return result.contiguous()
-
-
-def _as_the_gradient(_: torch.Tensor, gradient: torch.Tensor, other: torch.Tensor, *__: torch.Tensor) -> torch.Tensor:
-    """Of elementwise kernels the first argument decides, where layouts differ."""
-    return gradient + other
-
-
-_LAYOUTS: dict[OpOverload, Callable[..., torch.Tensor]] = {
-    overload(op.name, "default"): _contiguous if op.kernel_layout is KernelLayout.CONTIGUOUS else _as_the_gradient
-    for op in KNOWN_OPS.values()
-    if op.kernel_layout is not None
-}
-"""Ops that may write over an input, and that PyTorch's stand-ins for tracing lay out otherwise than their kernels do.
-`tests/cpu/test_in_place_forms.py` compares all that may. Other ops with that fault are refused when a step is
-watched."""
-
-
-def _laid_out(op: OpOverload) -> Callable[..., torch.Tensor]:
-    stand_in, layout = decomposition_table[op], _LAYOUTS[op]
-
-    @wraps(stand_in)  # fake tensors take it by the module it says it is from
-    def with_layout(*args: Any, **kwargs: Any) -> torch.Tensor:
-        tensors = (argument for argument in (*args, *kwargs.values()) if isinstance(argument, torch.Tensor))
-        return layout(stand_in(*args, **kwargs), *tensors)
-
-    return with_layout
-
-
-@contextmanager
-def _layouts_are_the_kernels() -> Iterator[None]:
-    """While open, fake tensors have the strides of the real ones: nll_loss(log_softmax(x, -1).transpose(1, 2), y) was
-    traced wrongly, and its gradient scattered over a tensor that had other strides than were thought."""
-    forget_fake_results()  # of a trace without these
-    stand_ins: dict[Any, Callable[..., Any]] = {op: decomposition_table[op] for op in _LAYOUTS}
-    decomposition_table.update({op: _laid_out(op) for op in _LAYOUTS})
-    try:
-        yield
-    finally:
-        decomposition_table.update(stand_ins)
-        forget_fake_results()  # a trace of somebody else has none of these
-
-
-def forget_fake_results() -> None:
-    """What fake tensors remember of calls, for the next call like them: some kilobytes per op."""
-    FakeTensorMode.cache_clear()
-
-
 @contextmanager
 def _random_numbers_are_drawn() -> Iterator[None]:
     """While open, no pass removes an op that draws random numbers because nobody reads them: those drawn after it would
@@ -226,7 +173,7 @@ def _patched() -> Iterator[None]:
         with (
             functorch_config.patch(backward_pass_autocast="off"),
             _random_numbers_are_drawn(),
-            _layouts_are_the_kernels(),
+            stand_ins_are_as_kernels(),
             tangents_traced_as(_tensor_of_its_own),
         ):
             yield

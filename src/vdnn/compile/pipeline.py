@@ -14,9 +14,10 @@ from functools import partial
 
 from torch import fx
 
-from vdnn.capture.eager_kernels import forget_fake_results, require_dense, require_exact
+from vdnn.capture.eager_kernels import require_dense, require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
+from vdnn.capture.stand_ins import forget_fake_results
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.disk_room import plan_in_room
 from vdnn.compile.estimate import VARIANTS_S, estimate

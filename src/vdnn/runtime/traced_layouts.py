@@ -17,21 +17,17 @@ from vdnn.errors import InexactTrace
 TracedLayout = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
-IN_ONE_TYPE = "Run this layer in one type, in `with torch.autocast('cpu', enabled=False)` on x.float()"
-"""PyTorch's trace gives the statistics of normalization another type than its CPU kernels do."""
-
-
 def expect(result: Any, layouts: tuple[TracedLayout | None, ...], name: str) -> None:
     """Raise InexactTrace unless the tensors in `result` have the traced layouts. None: nothing was traced there."""
     tensors = result if isinstance(result, (tuple, list)) else (result,)
     for tensor, layout in zip(tensors, layouts, strict=False):
         if layout is not None and isinstance(tensor, torch.Tensor) and not _agrees(tensor, layout):
             shape, stride, dtype = layout
-            way_out = "Put .contiguous() before or after this op" if tensor.dtype == dtype else IN_ONE_TYPE
             raise InexactTrace(
                 f"{name} returned {tuple(tensor.shape)} with strides {tensor.stride()} and {tensor.dtype}, where"
                 f" PyTorch's trace expected {shape} with strides {stride} and {dtype}: what follows was traced for"
-                f" another layout and would not be bit for bit. {way_out}, or leave this part of the model plain."
+                f" another layout and would not be bit for bit."
+                " Put .contiguous() before or after this op, or leave this part of the model plain."
             )
 
 
