@@ -71,14 +71,15 @@ class TierFailed(VdnnError, OSError):
 
 
 class Infeasible(VdnnError, ValueError):
-    """No plan fits the budget. Carries the smallest budget that works."""
+    """No plan fits the budget. Carries the smallest budget that works, and in `way_out` what else would help, for who
+    says it again with more in the account."""
 
-    def __init__(self, message: str, *, minimum_nbytes: int) -> None:
+    def __init__(self, message: str, *, minimum_nbytes: int, way_out: str = "") -> None:
         super().__init__(message)
-        self.minimum_nbytes = minimum_nbytes
+        self.minimum_nbytes, self.way_out = minimum_nbytes, way_out
 
     def __reduce__(self) -> tuple[Any, ...]:  # it crosses to other processes, whole
-        return partial(Infeasible, minimum_nbytes=self.minimum_nbytes), self.args
+        return partial(Infeasible, minimum_nbytes=self.minimum_nbytes, way_out=self.way_out), self.args
 
 
 class InvalidPlan(VdnnError, ValueError):

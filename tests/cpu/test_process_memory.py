@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +16,7 @@ import pytest
 
 from vdnn.errors import Unsupported
 from vdnn.runtime import process_memory
-from vdnn.runtime.process_memory import ProcessPeak, child_peak, in_child, peak_of
+from vdnn.runtime.process_memory import ProcessPeak, child_peak, in_child, in_default_child, peak_of
 
 MB = 1_000_000
 
@@ -80,6 +86,18 @@ def _fail() -> None:
     raise ValueError("from the child")
 
 
+def _be_killed_with_a_lock() -> None:
+    """As a limit kills a child in which a library has made one."""
+    lock = multiprocessing.RLock()
+    with lock:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _survive_a_child_that_is_killed() -> None:
+    with suppress(BrokenProcessPool):
+        in_default_child(_be_killed_with_a_lock)
+
+
 @pytest.fixture(scope="module")
 def peak_of_nothing() -> ProcessPeak:
     """Skips, and says why, where the kernel or the C library cannot do it."""
@@ -135,3 +153,17 @@ def test_a_system_without_a_resettable_peak_is_refused_in_words(tmp_path: Path, 
     monkeypatch.setattr(process_memory, "return_freed_memory", _nothing)  # its settings would stay for later tests
     with pytest.raises(Unsupported, match=r"clear_refs cannot be written \(No such file or directory\)"):
         peak_of(_nothing)
+
+
+def test_a_child_that_is_killed_leaves_no_words_about_its_locks() -> None:
+    """They are said when the first process ends."""
+    script = f"from {__name__} import _survive_a_child_that_is_killed as survive; survive()"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert ended.stderr == ""

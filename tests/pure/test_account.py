@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,7 +16,7 @@ from pure.random_plans import plans
 from random_examples import examples
 from vdnn.errors import Infeasible
 from vdnn.plan import Plan, Problem, check
-from vdnn.plan.model.budget import least_share, resolve_budget
+from vdnn.plan.model.budget import Asked, least_share, parse_share, resolve_budget
 from vdnn.plan.model.surroundings import ALONE, FEW_NODES, Surroundings, interpreter_nbytes
 from vdnn.plan.shared.account import account_nbytes, planned_in_account, stash_nbytes
 from vdnn.plan.strategy_table import solve
@@ -67,7 +68,9 @@ def test_what_cannot_fit_is_refused_with_bytes_that_work(share: int) -> None:
     with pytest.raises(Infeasible, match="4 steps in flight at once, and 50 B outside of the model") as refused:
         planned_in(around, deep(least), decide)
     minimum_nbytes = refused.value.minimum_nbytes
-    assert f"{minimum_nbytes} bytes), {least_share(minimum_nbytes, least)} of what was asked and " in str(refused.value)
+    times = {2: f"{least_share(minimum_nbytes, least)} of", 8: "11 times"}[share]
+    assert f"{minimum_nbytes} bytes), {times} what was asked (keeping" in str(refused.value)
+    assert "run fewer steps at once, or" in str(refused.value)
     assert account_nbytes(planned_in(around, deep(minimum_nbytes), decide), around) <= minimum_nbytes
 
 
@@ -100,6 +103,74 @@ def test_a_refusal_counts_what_the_interpreter_holds_and_its_minimum_works(strat
         solve_with(deep(30))
     assert minimum_nbytes == alone.value.minimum_nbytes + 70
     assert planned_in(OBJECTS, deep(minimum_nbytes), solve_with).peak_nbytes + 70 <= minimum_nbytes
+
+
+def test_bytes_below_what_the_interpreter_holds_are_refused_as_they_were_asked() -> None:
+    with pytest.raises(Infeasible, match=r"^no '.*' plan fits 50 B: op .* needs ") as refused:
+        planned_in(OBJECTS, deep(50), decide)
+    assert (
+        f"({refused.value.minimum_nbytes} bytes), {-(-refused.value.minimum_nbytes // 50)} times what was asked ("
+        in str(refused.value)
+    )
+
+
+@pytest.mark.parametrize(
+    "around", [OBJECTS, ALONE, Surroundings(expected_nbytes=700), Surroundings(3, 90, 70)], ids=str
+)
+def test_who_asked_for_a_share_is_told_the_share_that_works(around: Surroundings) -> None:
+    kept_nbytes = account_nbytes(decide(deep(None)), around.of_tensors)
+
+    def asked(share: str) -> Problem:
+        budget_nbytes = resolve_budget(share, kept_nbytes, around.interpreter_nbytes)
+        assert budget_nbytes is not None
+        said = Asked(budget_nbytes, parse_share(share))
+        return replace(deep(budget_nbytes), kept_nbytes=kept_nbytes, asked=said)
+
+    with pytest.raises(Infeasible, match=r"plan fits 12\.5% \(\d+ B\)") as refused:
+        planned_in(around, asked("12.5%"), decide)
+    words = re.search(
+        r"at least (?P<share>[\d.]+%) of what keeping everything takes: .*\((\d+) bytes\)", str(refused.value)
+    )
+    assert words is not None
+    assert int(words[2]) == refused.value.minimum_nbytes
+    assert "what was asked" not in str(refused.value)
+    plan = planned_in(around, asked(words["share"]), decide)
+    assert account_nbytes(plan, around.as_expected) <= (plan.problem.budget_nbytes or 0)
+    less = f"{float(words['share'].rstrip('%')) - 0.1}%"
+    budget_nbytes = resolve_budget(less, kept_nbytes, around.interpreter_nbytes) or 0
+    assert budget_nbytes < refused.value.minimum_nbytes
+
+
+LOSS = Surroundings(expected_nbytes=700)
+
+
+def test_a_refusal_names_bytes_that_hold_a_loss_that_nobody_has_seen() -> None:
+    with pytest.raises(Infeasible, match=r"and 700 B for a loss outside of the model") as refused:
+        planned_in(LOSS, deep(300), decide)
+    minimum_nbytes = refused.value.minimum_nbytes
+    plan = check(planned_in(LOSS, deep(minimum_nbytes), decide))
+    assert account_nbytes(plan, LOSS.as_expected) == minimum_nbytes
+    assert plan.problem.surroundings == LOSS.as_expected
+
+
+def test_a_loss_that_nobody_has_seen_is_no_reason_to_refuse_and_has_all_that_can_be_left() -> None:
+    with pytest.raises(Infeasible) as alone:
+        decide(deep(300))
+    least = alone.value.minimum_nbytes
+    plan = planned_in(LOSS, deep(least + 300), decide)
+    outside_nbytes = plan.problem.surroundings.outside_nbytes
+    assert 0 < outside_nbytes < 700
+    assert account_nbytes(plan, plan.problem.surroundings) == least + 300
+    smallest = decide(deep(least))
+    assert stash_nbytes(plan) == stash_nbytes(smallest) < stash_nbytes(decide(deep(least + 300)))
+
+
+def test_a_budget_with_room_for_an_expected_loss_has_the_plan_that_it_had() -> None:
+    kept = decide(deep(None))
+    enough = account_nbytes(kept, LOSS.as_expected)
+    plan = planned_in(LOSS, deep(enough), decide)
+    assert plan.decisions == kept.decisions == ()
+    assert plan.problem.surroundings == ALONE, "it makes no difference"
 
 
 def test_a_share_is_one_of_tensors_and_small_steps_have_no_objects_to_speak_of() -> None:

@@ -26,16 +26,17 @@ from vdnn.compile.form_choice import TRACED, choose_form, follow_saved_plan
 from vdnn.compile.forms import forms
 from vdnn.compile.inductor.fuse import fuse
 from vdnn.compile.replanning import Replanner
-from vdnn.compile.seen_storages import with_seen
+from vdnn.compile.seen_storages import is_worth_a_plan, with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
 from vdnn.hardware.device import THIS_MACHINE
+from vdnn.ir import Graph
 from vdnn.options import Options
 from vdnn.plan.files.saved import opened
-from vdnn.plan.model.budget import resolve_budget
+from vdnn.plan.model.budget import Asked, parse_share, resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
+from vdnn.plan.model.surroundings import Surroundings, expected_outside_nbytes, interpreter_nbytes
 from vdnn.plan.planner import Planner
 from vdnn.plan.planner import planned as plan_here
 from vdnn.plan.planner_process import PlannerProcess
@@ -126,7 +127,18 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     kept_nbytes = account_nbytes(kept, around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, step.granted_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
+    if budget_nbytes is not None:
+        said = Asked(budget_nbytes, parse_share(options.amount))
+        asked = replace(asked, surroundings=with_expected(around, graph, budget_nbytes, options), asked=said)
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
+
+
+def with_expected(around: Surroundings, graph: Graph, budget_nbytes: int, options: Options) -> Surroundings:
+    """What a loss outside may take, as long as no step has shown that it takes more than a plan had room for. Who
+    follows a plan follows it."""
+    nbytes = expected_outside_nbytes(graph)
+    is_known = around.outside_nbytes or options.plan is not None
+    return around if is_known or not is_worth_a_plan(nbytes, budget_nbytes) else replace(around, expected_nbytes=nbytes)
 
 
 def surroundings_of(step: TracedStep, options: Options) -> Surroundings:
@@ -149,6 +161,8 @@ def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iter
     for form in forms(step.joint, step.num_forward_outputs, exact=options.exact, plain=step.plain_inputs):
         if wanted in (None, form.name):
             described = describe_step(replace(step, joint=form.make(), precedent=None), outline)
-            kept_nbytes, around = traced.problem.kept_nbytes, traced.problem.surroundings
-            problem = replace(described.problem, form=form.name, kept_nbytes=kept_nbytes, surroundings=around)
+            kept_nbytes, around, asked = traced.problem.kept_nbytes, traced.problem.surroundings, traced.problem.asked
+            problem = replace(
+                described.problem, form=form.name, kept_nbytes=kept_nbytes, surroundings=around, asked=asked
+            )
             yield replace(described, problem=problem, traced=traced)

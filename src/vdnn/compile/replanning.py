@@ -175,7 +175,7 @@ class Replanner:
         self._expected_s = seen.step_s
         ratio = seen.step_s / max(executor.plan.step_time_s, 1e-9)
         log.info("%s: steps take %s, %.2f of what was planned", self._name, format_seconds(seen.step_s), ratio)
-        is_off = seen.is_off_by > OFF_BY or abs(ratio - 1) > OFF_BY
+        is_off = seen.is_off_by > OFF_BY or abs(ratio - 1) > OFF_BY or self._has_more_room(executor.plan)
         if (self._has_new_variants or is_off) and self._num_changes < MOST_CHANGES:
             self._begin(executor, seen, links)
 
@@ -217,7 +217,15 @@ class Replanner:
             if name not in [cost.variant for cost in offered.get(moment, ())]:
                 offered[moment] = _fastest_first((*offered.get(moment, ()), plan.costs[moment]))
         costs = with_factors(first.costs, self._keys, self._factors)
-        return replace(plan.problem, costs=costs, variants=offered, hardware=hardware)
+        around = plan.problem.surroundings
+        if self._has_more_room(plan):
+            around = replace(around, outside_nbytes=self._session.seen.outside_nbytes)
+        return replace(plan.problem, costs=costs, variants=offered, hardware=hardware, surroundings=around)
+
+    def _has_more_room(self, plan: Plan) -> bool:
+        """Whether steps have shown much less outside of the model than the plan leaves room for."""
+        left_nbytes, session = plan.problem.surroundings.outside_nbytes, self._session
+        return not session.memory.missing and session.seen.outside_nbytes < left_nbytes * (1 - OFF_BY)
 
     def _improve(self, plan: Plan, is_background: bool) -> None:
         """In a thread of its own, or between two steps. Leaves the same plan with new prices, and another where that is

@@ -40,6 +40,8 @@ class SeenStorages:
     surroundings: Surroundings = ALONE
     is_stale: bool = False
     num_again: int = 0
+    outside_nbytes: int = 0
+    """The most that was outside of a step."""
 
     def judge(self, plan: Plan, step: WatchedStep) -> None:
         """Warn, and ask for another plan, if the step took more than its budget. One whose backward was interrupted and
@@ -61,7 +63,8 @@ class SeenStorages:
         budget_nbytes, expected = plan.problem.budget_nbytes, plan.problem.surroundings
         if budget_nbytes is None:
             return
-        if found.outside_nbytes < max(OUTSIDE_NBYTES, budget_nbytes * OUTSIDE_SHARE):
+        self.outside_nbytes = max(self.outside_nbytes, found.outside_nbytes)
+        if not is_worth_a_plan(found.outside_nbytes, budget_nbytes):
             found = replace(found, outside_nbytes=0)
         if expected.joined(found) == expected or self.surroundings.joined(found) == self.surroundings:
             return
@@ -74,6 +77,11 @@ class SeenStorages:
 
     def begin_again(self) -> None:
         self.is_stale, self.num_again = False, self.num_again + 1
+
+
+def is_worth_a_plan(outside_nbytes: int, budget_nbytes: int) -> bool:
+    """Whether it matters to a plan that so much is held outside of the model."""
+    return outside_nbytes >= max(OUTSIDE_NBYTES, budget_nbytes * OUTSIDE_SHARE)
 
 
 AGAIN = "It is planned again with that before its next step."

@@ -13,6 +13,11 @@ Note: [The settings come first]
 Blocks that were freed before the settings are holes in glibc's heap, later tensors go into these holes, and a hole
 never returns to the kernel when it is freed again. A training step whose tensors took 70 MB then showed a peak of 127
 to 146 MB. So a child has the settings from its first line on.
+
+Note: [Locks without a name]
+A process that was spawned spawns too unless told, and a lock that may go to a spawned process has a name, which the
+resource tracker of the first process minds: a library that makes one in a child that is then killed (tqdm does) leaves
+a complaint about leaked semaphores behind. In a child that forks, a lock has lost its name when it is there.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing import get_context
+from multiprocessing import get_all_start_methods, get_context, set_start_method
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -94,14 +99,22 @@ def in_child(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     `fn` and its arguments travel by pickle: a function of a module, not a lambda, and a script needs its
     `if __name__ == "__main__":`.
     """
-    with ProcessPoolExecutor(1, get_context("spawn"), return_freed_memory_if_possible) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin_child, (True,)) as pool:
         return _result(pool, fn, *args, **kwargs)
 
 
 def in_default_child(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """As `in_child`, with malloc as a user finds it: for figures of what a user's process takes."""
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), _begin_child, (False,)) as pool:
         return _result(pool, fn, *args, **kwargs)
+
+
+def _begin_child(returns_freed: bool) -> None:
+    """Note: [Locks without a name]"""
+    if "fork" in get_all_start_methods():
+        set_start_method("fork", force=True)
+    if returns_freed:
+        return_freed_memory_if_possible()
 
 
 def _result(pool: ProcessPoolExecutor, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

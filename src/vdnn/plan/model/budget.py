@@ -10,12 +10,26 @@ refuse. More than "100%" is allowed and bounds nothing that keep-all would not m
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from fractions import Fraction
 
 from vdnn.errors import InvalidInput
-from vdnn.units import parse_budget
+from vdnn.units import format_nbytes, parse_budget
 
 _SHARE = re.compile(r"\s*(?P<number>\d+(?:\.\d*)?|\.\d+)\s*%\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A budget as it was said, for who has to say something about it: a share, or nothing but bytes. `nbytes` is all of
+    it, what the interpreter holds included."""
+
+    nbytes: int
+    share: Fraction | None = None
+
+    def __str__(self) -> str:
+        nbytes = format_nbytes(self.nbytes)
+        return nbytes if self.share is None else f"{float(100 * self.share):g}% ({nbytes})"
 
 
 def resolve_budget(

@@ -9,6 +9,7 @@ from vdnn.codecs import LOSSY_FORMATS
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Graph
+from vdnn.plan.model.budget import Asked
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 
 DENSITY = 0.65
@@ -32,6 +33,7 @@ class Problem:
     non-zero elements for which the encoding of a sparse map gets room. `form` names the form of the step that the graph
     shows (`compile/forms/`); empty: as it was traced. `surroundings` is what else the budget has to hold. `kept_nbytes`
     is what the traced step takes with everything kept, of which budgets are shares; None: the peak of this graph.
+    `asked` is the budget as the user said it; None: in bytes.
     """
 
     graph: Graph
@@ -44,6 +46,7 @@ class Problem:
     form: str = ""
     surroundings: Surroundings = ALONE
     kept_nbytes: int | None = field(default=None, compare=False)
+    asked: Asked | None = field(default=None, compare=False)
 
     @property
     def is_exact(self) -> bool:

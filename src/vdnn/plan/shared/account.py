@@ -7,6 +7,12 @@ stash, so each further step in flight adds what crosses from forward to backward
 model is held beside one stash, between the two halves. The interpreter's objects are there all the time, so that they
 come off the budget before anything is decided.
 
+Note: [A loss that nobody has seen]
+What a loss outside takes shows in the first step, and a plan that fills the budget has no room for it then. So the
+first plan leaves what such losses take (`expected_nbytes`), or as much of it as the smallest plan leaves. It is never
+why a plan is refused, and always in the budget that a refusal names. When the step has shown less, the plan is made
+again with that (`compile/replanning.py`).
+
 Known weakness: other steps count with their whole stash, also while their own backward frees it.
 """
 
@@ -18,12 +24,13 @@ from dataclasses import replace
 from vdnn.errors import Infeasible
 from vdnn.ir import Role
 from vdnn.plan.judge.residency import holdings
+from vdnn.plan.model.budget import Asked
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.model.timeline import ROW_OF_ROLE
 from vdnn.plan.plan import Plan
-from vdnn.plan.shared.infeasible import shares_of
-from vdnn.units import format_nbytes
+from vdnn.plan.shared.infeasible import asked_of, enough, infeasible
+from vdnn.units import Nbytes, format_nbytes
 
 _DEVICE = 0  # the device is the first tier
 _PERSISTENT = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE)
@@ -33,6 +40,10 @@ _THERE_BEFORE = frozenset({*_PERSISTENT, Role.INPUT})
 
 NUM_HALVINGS = 7
 """How closely the largest budget for one step is looked for: to a hundredth of what lies between least and most."""
+
+NUM_HALVINGS_UNSEEN = 3
+"""The same for a loss that nobody has seen: that plan may not be the last. Where nothing is left over beside such a
+loss, the smallest plan is the one."""
 
 
 def stash_nbytes(plan: Plan) -> int:
@@ -50,12 +61,17 @@ def stash_nbytes(plan: Plan) -> int:
 
 
 def account_nbytes(plan: Plan, around: Surroundings) -> int:
-    """The peak of everything together."""
+    """The peak of everything together, but for what is only expected."""
+    beside, waiting = _beside_and_waiting(plan, around)
+    return beside + max(plan.peak_nbytes, waiting + around.outside_nbytes)
+
+
+def _beside_and_waiting(plan: Plan, around: Surroundings) -> tuple[int, int]:
+    """What is there beside the step, and what the step holds while it waits for its backward."""
     further = 0
     if around.num_in_flight > 1:  # gradients of earlier backwards are there while the next ones are made
         further = (around.num_in_flight - 1) * stash_nbytes(plan) + _nbytes_of(plan, Role.GRADIENT)
-    waiting = _nbytes_of(plan, *_PERSISTENT) + stash_nbytes(plan) + around.outside_nbytes
-    return around.interpreter_nbytes + further + max(plan.peak_nbytes, waiting)
+    return around.interpreter_nbytes + further, _nbytes_of(plan, *_PERSISTENT) + stash_nbytes(plan)
 
 
 def persistent_nbytes(plan: Plan) -> int:
@@ -91,10 +107,13 @@ def _nbytes_of(plan: Plan, *roles: Role) -> int:
 
 def planned_in_account(problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
     """What `decide` answers for a budget that leaves room for the problem's surroundings. The plan keeps the whole
-    budget as its problem's: that is what the user named."""
-    if problem.budget_nbytes is None or problem.surroundings == ALONE:
-        return decide(problem)
-    return replace(_largest_that_fits(problem.surroundings, problem, decide), problem=problem)
+    budget as its problem's: that is what the user named. Its surroundings are those that it has room for."""
+    around, budget_nbytes = problem.surroundings, problem.budget_nbytes
+    if budget_nbytes is None or around.as_expected == ALONE:
+        return decide(replace(problem, surroundings=around.as_seen))
+    problem = replace(problem, asked=asked_of(replace(problem, surroundings=ALONE)))
+    plan, around = _largest_that_fits(budget_nbytes, problem, decide)
+    return replace(plan, problem=replace(problem, surroundings=around))
 
 
 def _for_tensors(problem: Problem, budget_nbytes: int) -> Problem:
@@ -104,32 +123,35 @@ def _for_tensors(problem: Problem, budget_nbytes: int) -> Problem:
     return replace(problem, budget_nbytes=left_nbytes, surroundings=around)
 
 
-def _largest_that_fits(around: Surroundings, problem: Problem, decide: Callable[[Problem], Plan]) -> Plan:
+def _largest_that_fits(
+    budget_nbytes: int, problem: Problem, decide: Callable[[Problem], Plan]
+) -> tuple[Plan, Surroundings]:
     """Between the least that one step needs and all that is left, by halving: a smaller budget for one step has a
-    smaller stash."""
-    budget_nbytes = problem.budget_nbytes
-    assert budget_nbytes is not None, "without a budget everything fits"
-    most = budget_nbytes
+    smaller stash. Also the surroundings that there is room for. Note: [A loss that nobody has seen]"""
+    around, most = problem.surroundings, budget_nbytes
     try:
         plan = decide(_for_tensors(problem, most))
-        least = 0 if account_nbytes(plan, around) <= budget_nbytes else _least_nbytes(problem, decide)
     except Infeasible as reason:
-        if around.num_in_flight == 1 and not around.outside_nbytes:
+        if around.num_in_flight == 1 and not around.as_expected.outside_nbytes:
             raise
-        least = reason.minimum_nbytes
-    if not least:
-        return plan
+        raise _refusal(decide(_for_tensors(problem, reason.minimum_nbytes)), problem, reason.way_out) from None
+    if account_nbytes(plan, around.as_expected) <= budget_nbytes:
+        return plan, around.as_seen
+    least = _least_nbytes(problem, decide)
     best = decide(_for_tensors(problem, least))
     if account_nbytes(best, around) > budget_nbytes:
-        raise _refusal(budget_nbytes, best, problem)
-    for _ in range(NUM_HALVINGS):
+        raise _refusal(best, problem)
+    room_nbytes = budget_nbytes - sum(_beside_and_waiting(best, around))
+    left = replace(around.as_seen, outside_nbytes=min(around.as_expected.outside_nbytes, room_nbytes))
+    is_seen = around.as_expected == around
+    for _ in range(NUM_HALVINGS if is_seen else NUM_HALVINGS_UNSEEN * (room_nbytes > left.outside_nbytes)):
         middle = (least + most) // 2
         plan = decide(_for_tensors(problem, middle))
-        if account_nbytes(plan, around) <= budget_nbytes:
+        if account_nbytes(plan, left) <= budget_nbytes:
             best, least = plan, middle
         else:
             most = middle
-    return best
+    return best, left
 
 
 def _least_nbytes(problem: Problem, decide: Callable[[Problem], Plan]) -> int:
@@ -140,19 +162,30 @@ def _least_nbytes(problem: Problem, decide: Callable[[Problem], Plan]) -> int:
     return 1  # even nothing is enough
 
 
-def _refusal(budget_nbytes: int, smallest: Plan, problem: Problem) -> Infeasible:
-    needed = account_nbytes(smallest, problem.surroundings)
+def _refusal(smallest: Plan, problem: Problem, way_out: str = "") -> Infeasible:
+    """`way_out`: where one step alone is too much, what its strategy says."""
+    around = problem.surroundings.as_expected
+    needed = account_nbytes(smallest, around)
+    stash = f"holds {format_nbytes(stash_nbytes(smallest))} from forward to backward"
+    if way_out:
+        words = f"One step {stash}. {_words(problem.surroundings, asked_of(problem))}"
+        way_out = f"run fewer steps at once, or {way_out}" if around.num_in_flight > 1 else way_out
+        asked = replace(smallest, problem=replace(problem, surroundings=around))
+        return infeasible(asked, way_out, account_nbytes=needed, account=words)
     return Infeasible(
-        f"no plan fits {format_nbytes(budget_nbytes)}: one step alone takes {format_nbytes(smallest.peak_nbytes)} at"
-        f" least, and holds {format_nbytes(stash_nbytes(smallest))} from forward to backward."
-        f" {_words(problem.surroundings)}\n"
-        f"Raise budget to at least {format_nbytes(needed)} ({needed} bytes),"
-        f" {shares_of(needed, budget_nbytes, problem)}, run fewer steps at once, or shrink the batch.",
-        minimum_nbytes=needed,
+        f"no plan fits {asked_of(problem)}: one step alone takes {format_nbytes(smallest.peak_nbytes)} at"
+        f" least, and {stash}. {_words(problem.surroundings, asked_of(problem))}\n"
+        f"Raise budget to at least {enough(needed, problem)}, run fewer steps at once, or shrink the batch.",
+        minimum_nbytes=Nbytes(needed),
     )
 
 
-def _words(around: Surroundings) -> str:
+def _words(around: Surroundings, asked: Asked) -> str:
     outside = f", and {format_nbytes(around.outside_nbytes)} outside of the model" if around.outside_nbytes else ""
+    if around.expected_nbytes > around.outside_nbytes:
+        expected = format_nbytes(around.expected_nbytes)
+        outside = f", and {expected} for a loss outside of the model, as cross_entropy of its outputs takes"
     objects = f", {format_nbytes(around.interpreter_nbytes)} of the interpreter" if around.interpreter_nbytes else ""
-    return f"The account is of {around.num_in_flight} steps in flight at once{outside}{objects}."
+    steps = "1 step" if around.num_in_flight == 1 else f"{around.num_in_flight} steps in flight at once"
+    alone = "; a share is one of the steps without it" if asked.share is not None and around.expected_nbytes else ""
+    return f"The account is of {steps}{outside}{objects}{alone}."

@@ -1,9 +1,9 @@
 """A budget that is met, or the words for one that cannot be.
 
 Enters: the smallest plan a strategy could make, still over its budget. Leaves: an `Infeasible` that says what was
-asked, what needs the most and when, what fills it, and the way out: in bytes, and as shares of what was asked and of
-what keeping everything takes, in which budgets are said too. What the interpreter holds came off the budget before, and
-is told again.
+asked, what needs the most and when, what fills it, and the way out. Who asked for a share is told the share that works,
+who asked for bytes the bytes, so that what is named can be pasted back. All bytes are those of the whole iteration:
+what the interpreter holds came off the budget before, and is told again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from vdnn.errors import Infeasible
 from vdnn.plan.judge.residency import Holdings, holdings
-from vdnn.plan.model.budget import least_share
+from vdnn.plan.model.budget import Asked, least_share
 from vdnn.plan.model.gaps import moment_nbytes
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.timeline import ROLES
@@ -20,34 +20,54 @@ from vdnn.plan.plan import Plan
 from vdnn.units import Nbytes, format_nbytes
 
 MOST_NAMED = 6  # lines a person reads before looking at the sum
+MOST_IN_PER_CENT = 10  # times that are read more easily in per cent
 
 
-def infeasible(plan: Plan, way_out: str) -> Infeasible:
-    """Why `plan` exceeds its budget. `way_out` completes "Raise budget to at least N, or"."""
+def infeasible(plan: Plan, way_out: str, *, account_nbytes: int | None = None, account: str = "") -> Infeasible:
+    """Why `plan` exceeds its budget. `way_out` completes "Raise budget to at least N, or". `account_nbytes`: what is
+    enough, where the step is not alone; `account` says with what."""
     timeline, objects_nbytes = plan.timeline, plan.problem.surroundings.interpreter_nbytes
-    assert plan.problem.budget_nbytes is not None, "without a budget every plan is feasible"
-    asked_nbytes, needed_nbytes = plan.problem.budget_nbytes + objects_nbytes, plan.peak_nbytes + objects_nbytes
-    needed, shares = format_nbytes(needed_nbytes), shares_of(needed_nbytes, asked_nbytes, plan.problem)
+    step_nbytes = plan.peak_nbytes + objects_nbytes
+    needed_nbytes = step_nbytes if account_nbytes is None else account_nbytes
     moment = int(timeline.moments[timeline.peak_at])
-    name = plan.problem.graph.ops[moment].name
+    name, asked = plan.problem.graph.ops[moment].name, asked_of(plan.problem)
     lines = [
-        f"no {plan.strategy!r} plan fits {format_nbytes(asked_nbytes)}: op {moment} {name!r} needs {needed}.",
+        f"no {plan.strategy!r} plan fits {asked}: op {moment} {name!r} needs {format_nbytes(step_nbytes)}.",
         *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
         *(
             [f"    {format_nbytes(objects_nbytes):>12}  the interpreter's objects of the step"]
             if objects_nbytes
             else []
         ),
-        f"Raise budget to at least {needed} ({needed_nbytes} bytes), {shares}, or {way_out}.",
+        *([account] if account else []),
+        f"Raise budget to at least {enough(needed_nbytes, plan.problem)}, or {way_out}.",
     ]
-    return Infeasible("\n".join(lines), minimum_nbytes=Nbytes(needed_nbytes))
+    return Infeasible("\n".join(lines), minimum_nbytes=Nbytes(needed_nbytes), way_out=way_out)
 
 
-def shares_of(needed_nbytes: int, asked_nbytes: int, problem: Problem) -> str:
-    """Of what was asked, and as a budget says a share: of the tensors that keeping everything takes."""
-    tensors_nbytes = needed_nbytes - problem.surroundings.interpreter_nbytes
-    of_kept = f"{least_share(tensors_nbytes, kept_nbytes(problem))} of what keeping everything takes"
-    return f"{least_share(needed_nbytes, asked_nbytes)} of what was asked and {of_kept}" if asked_nbytes else of_kept
+def asked_of(problem: Problem) -> Asked:
+    """The budget as it was said. A problem of which nobody knows has what it bounds, and what came off before."""
+    assert problem.budget_nbytes is not None, "without a budget every plan is feasible"
+    return problem.asked or Asked(problem.budget_nbytes + problem.surroundings.interpreter_nbytes)
+
+
+def enough(needed_nbytes: int, problem: Problem) -> str:
+    """A budget that works, as the one was said that does not. A share is one of tensors."""
+    asked, objects_nbytes, kept = asked_of(problem), problem.surroundings.interpreter_nbytes, kept_nbytes(problem)
+    nbytes = f"{format_nbytes(needed_nbytes)} ({needed_nbytes} bytes)"
+    if asked.share is not None:
+        objects = f", {format_nbytes(objects_nbytes)} of it for the interpreter" if objects_nbytes else ""
+        return (
+            f"{least_share(needed_nbytes - objects_nbytes, kept)} of what keeping everything takes: {nbytes}{objects}"
+        )
+    times = f", {_times(needed_nbytes, asked.nbytes)} what was asked" if asked.nbytes else ""
+    return f"{nbytes}{times} (keeping everything takes {format_nbytes(kept + objects_nbytes)})"
+
+
+def _times(needed_nbytes: int, asked_nbytes: int) -> str:
+    if needed_nbytes < MOST_IN_PER_CENT * asked_nbytes:
+        return f"{least_share(needed_nbytes, asked_nbytes)} of"
+    return f"{-(-needed_nbytes // asked_nbytes)} times"
 
 
 def kept_nbytes(problem: Problem) -> int:
