@@ -1,8 +1,9 @@
-"""Kernels that encode and decode tensors: the same functions in numpy, in C, and in Triton for accelerators.
+"""Kernels that encode and decode tensors: the same functions in numpy, in C, in Triton and in torch ops.
 
 Enters: where a tensor lives. Leaves: the module whose functions work there. The one idea: `reference` defines what each
-function does, in plain numpy; `native` and `triton_kernels` do the same faster and are tested against it bit for bit.
-On the CPU both take flat numpy arrays, on an accelerator flat tensors.
+function does, in plain numpy; `native`, `triton_kernels` and `torch_kernels` do the same elsewhere and are tested
+against it bit for bit. On the CPU the functions take flat numpy arrays, on an accelerator flat tensors; numbers that
+data decides stay there, as tensors, so that nobody waits for the device.
 """
 
 from __future__ import annotations
@@ -10,11 +11,15 @@ from __future__ import annotations
 import importlib
 import logging
 from functools import cache
+from importlib.util import find_spec
 from types import ModuleType
 
 from vdnn import environment
 
 logger = logging.getLogger(__name__)
+
+TRITON_KINDS = ("cuda", "xpu")  # torch calls AMD's devices cuda as well
+OLDEST_CUDA = (7, 0)  # Volta: older ones lack instructions that Triton counts on
 
 
 @cache
@@ -32,6 +37,36 @@ def cpu_kernels() -> ModuleType:
     return importlib.import_module("vdnn.codecs.kernels.native")
 
 
+@cache
+def accelerator_kernels(device_type: str) -> ModuleType:
+    """The Triton kernels where Triton makes code for the device, those in torch ops otherwise; logs once which, and
+    why."""
+    reason = why_not_triton(device_type)
+    if reason:
+        logger.info("codec kernels: torch ops on %s, because %s", device_type, reason)
+        return importlib.import_module("vdnn.codecs.kernels.torch_kernels")
+    logger.info("codec kernels: Triton on %s", device_type)
+    return importlib.import_module("vdnn.codecs.kernels.triton_kernels")
+
+
+def why_not_triton(device_type: str) -> str:
+    """Why Triton does not run on this machine's devices of that kind; empty: it does."""
+    if not environment.native_kernels():
+        return f"{environment.NATIVE}=0"
+    if device_type not in TRITON_KINDS:
+        return f"Triton knows {' and '.join(TRITON_KINDS)}"
+    if find_spec("triton") is None:
+        return "this Python has no Triton (pip install triton), which would be faster"
+    backends = importlib.import_module("triton.backends").backends
+    if not any(backend.driver.is_active() for backend in backends.values()):
+        return "this Triton drives no device that is here"
+    import torch
+
+    if device_type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < OLDEST_CUDA:
+        return f"Triton needs compute capability {'.'.join(map(str, OLDEST_CUDA))}"
+    return ""
+
+
 def kernels_of(device_type: str) -> ModuleType:
     """The kernels for tensors of this kind of device, as `torch.device.type` spells it."""
-    return cpu_kernels() if device_type == "cpu" else importlib.import_module("vdnn.codecs.kernels.triton_kernels")
+    return cpu_kernels() if device_type == "cpu" else accelerator_kernels(device_type)
