@@ -17,7 +17,7 @@ from vdnn.codecs.kernels.reference_masks import chunks
 LARGEST_CHUNK = 3 * 2**18  # elements: whole words of fp10, whole blocks and rows; enough to keep a device busy
 SMALLEST_CHUNK = 3 * 2**12
 NUM_CHUNKS = 16  # of a tensor in between: the more chunks, the less room they take and the more kernels are launched
-NBYTES_PER_ELEMENT = 48  # of temporaries: places, indices and gathered values of 64 bits are there at once
+NBYTES_PER_ELEMENT = 56  # of temporaries: places, indices and gathered values of 64 bits are there at once
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -46,9 +46,10 @@ def chunk_size(n: int) -> int:
     return min(max(share, SMALLEST_CHUNK), LARGEST_CHUNK)
 
 
-def workspace_nbytes(n: int) -> int:
-    """What a kernel allocates at most for n elements beside what it is given."""
-    return NBYTES_PER_ELEMENT * chunk_size(n)
+def workspace_nbytes(n: int, row: int = 1) -> int:
+    """What a kernel allocates at most for n elements beside what it is given. `row`: of a pooling, what its windows
+    move along in memory, width times inner; two rows are worked on at least."""
+    return NBYTES_PER_ELEMENT * max(chunk_size(n), 2 * row)
 
 
 def in_chunks(n: int) -> Iterator[slice]:

@@ -58,16 +58,17 @@ def pack_window(
     for rows in in_rows(indices, window, window.output):
         index = indices[rows.elements].view(-1, window.output[2], window.inner)
         is_right = (index >= 0).logical_and_(index < prod(window.input))
-        tap: torch.Tensor | int = 0
-        positions = index // (height * width), index // width % height, index % width
         begins = window_begin(rows.depth, 0, window), window_begin(rows.height, 1, window), column_begin
-        for axis, (position, begin) in enumerate(zip(positions, begins, strict=True)):
-            from_begin = position.sub_(begin[None, :, None] if axis == 2 else begin[:, None, None])
-            steps = from_begin // window.dilation[axis]
-            is_right.logical_and_(from_begin >= 0).logical_and_(steps < window.kernel[axis])
-            is_right.logical_and_(from_begin.remainder_(window.dilation[axis]) == 0)
-            tap = steps.add_(tap * window.kernel[axis])
-        assert isinstance(tap, torch.Tensor)
+        places_per_step, tap = (height * width, width, 1), torch.zeros_like(index)
+        for axis, (begin, step) in enumerate(zip(begins, places_per_step, strict=True)):
+            position = (index // step).remainder_(window.input[axis]) if axis else index // step
+            position.sub_(begin[None, :, None] if axis == 2 else begin[:, None, None])
+            is_right.logical_and_(position >= 0)
+            is_right.logical_and_(position % window.dilation[axis] == 0)
+            position.div_(window.dilation[axis], rounding_mode="floor")
+            is_right.logical_and_(position < window.kernel[axis])
+            tap.mul_(window.kernel[axis]).add_(position)
+        del position
         write_taps(tap.view(-1), rows.elements, window, taps)
         order = torch.arange(rows.elements.start, rows.elements.stop, device=indices.device)
         first = torch.minimum(first, order.masked_fill_(is_right.view(-1), m).min())
