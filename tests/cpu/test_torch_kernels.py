@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vdnn import environment
 from vdnn.codecs import kernels
-from vdnn.codecs.kernels import reference, torch_kernels
+from vdnn.codecs.kernels import reference, torch_kernels, triton_support
 from vdnn.codecs.kernels.torch_chunks import LARGEST_CHUNK, SMALLEST_CHUNK, chunk_size, workspace_nbytes
 from vdnn.codecs.kernels.window import Window
 from vdnn.cost.op_memory import workspace_nbytes as allocated_nbytes
@@ -150,12 +150,13 @@ def test_where_triton_does_not_run_torch_ops_do(kind: str, reason: str, caplog: 
 
 @pytest.mark.usefixtures("anew")
 def test_triton_runs_where_it_has_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "why_not_triton", lambda kind: "")
+    monkeypatch.setattr(triton_support, "why_not_triton", lambda kind: "")
     pytest.importorskip("triton")
     assert kernels.kernels_of("cuda").__name__ == "vdnn.codecs.kernels.triton_kernels"
 
 
 @pytest.mark.usefixtures("anew")
 def test_triton_is_left_out_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_support, "why_not_triton", lambda kind: "")
     monkeypatch.setenv(environment.NATIVE, "0")
-    assert kernels.why_not_triton("cuda") == "VDNN_NATIVE=0"
+    assert kernels.kernels_of("cuda") is torch_kernels

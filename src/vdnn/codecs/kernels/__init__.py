@@ -11,15 +11,11 @@ from __future__ import annotations
 import importlib
 import logging
 from functools import cache
-from importlib.util import find_spec
 from types import ModuleType
 
 from vdnn import environment
 
 logger = logging.getLogger(__name__)
-
-TRITON_KINDS = ("cuda", "xpu")  # torch calls AMD's devices cuda as well
-OLDEST_CUDA = (7, 0)  # Volta: older ones lack instructions that Triton counts on
 
 
 @cache
@@ -41,30 +37,13 @@ def cpu_kernels() -> ModuleType:
 def accelerator_kernels(device_type: str) -> ModuleType:
     """The Triton kernels where Triton makes code for the device, those in torch ops otherwise; logs once which, and
     why."""
-    reason = why_not_triton(device_type)
+    support = importlib.import_module("vdnn.codecs.kernels.triton_support")
+    reason = support.why_not_triton(device_type) if environment.native_kernels() else f"{environment.NATIVE}=0"
     if reason:
         logger.info("codec kernels: torch ops on %s, because %s", device_type, reason)
         return importlib.import_module("vdnn.codecs.kernels.torch_kernels")
     logger.info("codec kernels: Triton on %s", device_type)
     return importlib.import_module("vdnn.codecs.kernels.triton_kernels")
-
-
-def why_not_triton(device_type: str) -> str:
-    """Why Triton does not run on this machine's devices of that kind; empty: it does."""
-    if not environment.native_kernels():
-        return f"{environment.NATIVE}=0"
-    if device_type not in TRITON_KINDS:
-        return f"Triton knows {' and '.join(TRITON_KINDS)}"
-    if find_spec("triton") is None:
-        return "this Python has no Triton (pip install triton), which would be faster"
-    backends = importlib.import_module("triton.backends").backends
-    if not any(backend.driver.is_active() for backend in backends.values()):
-        return "this Triton drives no device that is here"
-    import torch
-
-    if device_type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability() < OLDEST_CUDA:
-        return f"Triton needs compute capability {'.'.join(map(str, OLDEST_CUDA))}"
-    return ""
 
 
 def kernels_of(device_type: str) -> ModuleType:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from triton_child import First, reference_outcome
 
+from triton_child import First, reference_outcome
 from vdnn.codecs.kernels.element_types import FLOATS
 from vdnn.codecs.kernels.formats import FORMATS, reduced_nbytes
 from vdnn.codecs.kernels.sparse_layout import (
@@ -86,13 +86,13 @@ def calls(n: int, formats: tuple[str, ...] = MASK_FORMATS) -> list[tuple[Any, ..
     floats, bits = raw("float32", n), bits_for(n)
     window = Window((1, 3, 3), (1, 2, 2), (0, 1, 1), (1, 1, 1), (1, 8, 8), (1, 4, 4), n, 1)
     indices = np.tile(np.add.outer(np.arange(0, 64, 16), np.arange(0, 8, 2)).reshape(-1), n)
-    taps = filled(window.taps_nbytes)
+    taps = reference_outcome("pack_window", indices, window, filled(window.taps_nbytes)).arrays[1]
     made: list[tuple[Any, ...]] = [
         ("unpack_mask", bits, floats, "float32", 1.0, 0.0),
         ("masked_gradient", floats, bits, floats, "float32", 1.1, 0.1, False),
-        ("pack_window", indices, window, taps),
-        ("unpack_window", taps, window, indices),
-        ("window_backward", np.ones(window.num_pooled, np.float32), taps * 0, window, filled(64 * n, "float32")),
+        ("pack_window", indices, window, filled(window.taps_nbytes)),
+        ("unpack_window", taps, window, filled(window.num_pooled, "int64")),
+        ("window_backward", np.ones(window.num_pooled, np.float32), taps, window, filled(64 * n, "float32")),
     ]
     made += [("pack_mask", raw(dtype, n), dtype, Test.INSIDE, LOW, HIGH, bits) for dtype in FLOATS]
     for format in FORMATS.keys() & formats:
