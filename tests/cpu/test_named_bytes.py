@@ -3,16 +3,15 @@ whoever takes more. Each network runs in children with malloc as every user has 
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from control_group import group as group  # a fixture
 
 from vdnn.cli.limited_child import become_idle
-from vdnn.runtime.hard_limit import ALLOWED_SHARE, BESIDE_NBYTES, CONTROL_GROUP, enter_group, remove_groups
+from vdnn.runtime.hard_limit import ALLOWED_SHARE, BESIDE_NBYTES, CONTROL_GROUP, enter_group
 from vdnn.runtime.process_memory import in_default_child
 from vdnn.runtime.step_memory.library import step_library
 from vdnn.units import MiB
@@ -30,29 +29,6 @@ SETTINGS = {
     "DenseNet": Setting("densenet121", 16, 96, 240 * MiB, 6),
     "ViT": Setting("vit", 4, None, 780 * MiB, 3),
 }
-
-
-@pytest.fixture
-def group() -> Iterator[Path | None]:
-    """A control group in which limits may be set; None where there is none."""
-    found = _made_group()
-    yield found
-    if found is not None:
-        remove_groups(found)
-        found.rmdir()
-
-
-def _made_group() -> Path | None:
-    for parent in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-        found = parent / f"vdnn-tests-{os.getpid()}"
-        try:
-            found.mkdir()
-        except OSError:
-            continue
-        if any((found / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
-            return found
-        found.rmdir()
-    return None
 
 
 @pytest.mark.slow

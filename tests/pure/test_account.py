@@ -180,6 +180,13 @@ def test_a_share_is_one_of_tensors_and_small_steps_have_no_objects_to_speak_of()
     assert 0 < interpreter_nbytes(FEW_NODES) < interpreter_nbytes(2 * FEW_NODES) < 2 * interpreter_nbytes(FEW_NODES)
 
 
+def test_every_further_shape_of_a_model_holds_more_and_less_than_the_first() -> None:
+    alone = interpreter_nbytes(1000)
+    beside_one, beside_two = interpreter_nbytes(1000, 1000), interpreter_nbytes(1000, 2000)
+    assert alone < beside_one < beside_two < 2 * alone + 1000 * 25 * 1024
+    assert interpreter_nbytes(10, FEW_NODES) == 0, "a few small shapes stay within what a process may always rise by"
+
+
 def test_a_share_is_never_less_than_another_shape_of_the_model_had() -> None:
     assert resolve_budget("50%", 1000, 70, granted_nbytes=800) == 870
     assert resolve_budget("50%", 1000, 70, granted_nbytes=300) == 570

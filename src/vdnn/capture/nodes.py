@@ -23,6 +23,9 @@ StorageKey = Hashable
 
 _NEVER_A_VIEW = frozenset({Trait.IN_PLACE, Trait.MUST_KEEP})
 
+_READ_LATER = frozenset({"val", "partitioner_tag", "desc", "saved_tensor_with_no_vc_check"})
+"""What is read of a node after it was lowered: when another plan cuts the graph again."""
+
 _DYNAMO_ROOT = re.compile(r"^(.*(__self__|cell_contents|closure__\[\d+\])|[LG]\['[^']*'\]|self)\.?")
 """Dynamo writes module paths from the frame on: L['plain'].__self__.layer1 or L['self'].layer1. We want layer1."""
 
@@ -173,6 +176,13 @@ def module_paths(graph: fx.Graph) -> dict[fx.Node, str]:
             path = _deepest_module(node.meta.get("fwd_nn_module_stack")) or by_sequence.get(sequence, "")
         paths[node] = path
     return paths
+
+
+def forget_origins(graph: fx.Graph) -> None:
+    """Let go of what says where its nodes come from (lines, modules, the graph before): most of what a node holds, and
+    read by nobody once ops have their names."""
+    for node in graph.nodes:
+        node.meta = {name: value for name, value in node.meta.items() if name in _READ_LATER}
 
 
 def set_output_descriptors(output: fx.Node, descriptors: list[Any]) -> None:

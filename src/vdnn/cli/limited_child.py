@@ -23,7 +23,7 @@ from vdnn.compile.planned_step import problem_of
 from vdnn.models import load
 from vdnn.options import Options
 from vdnn.runtime.hard_limit import expect_limit, limit_growth
-from vdnn.runtime.process_memory import reset_peak, resident
+from vdnn.runtime.process_memory import reset_peak, resident, return_free_heap
 
 IDLE_STEPS = 3  # the first is captured, the second is laid out, the third runs as all others
 
@@ -67,13 +67,16 @@ def train_in_child(job: LimitedJob) -> ChildRun:
 
 
 def become_idle() -> int:
-    """Load what training loads, by training a small network; resident bytes after it. The peak counts from here."""
+    """Load what training loads, by training a small network; resident bytes after it. The peak counts from here.
+
+    What malloc has free goes back first: training would begin in it, and its rise would be that much too small."""
     layers = [layer for _ in range(3) for layer in (nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU())]
     virtual = virtualize(nn.Sequential(*layers), budget="95%")
     for _ in range(IDLE_STEPS):
         virtual(torch.randn(2, 3, 32, 32)).sum().backward()
     del layers, virtual
     gc.collect()
+    return_free_heap()
     reset_peak()
     now = resident()
     return 0 if now is None else now.now_nbytes

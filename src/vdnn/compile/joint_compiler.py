@@ -34,8 +34,17 @@ class JointCompiler:
         self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         seen, name = self.session.seen, self.session.next_name()
-        found = (dict(seen.nbytes), seen.surroundings, self.session.precedent, self.session.granted_nbytes)
-        step = TracedStep(joint, num_fwd_outputs, self.plain_inputs, name, *found)
+        step = TracedStep(
+            joint,
+            num_fwd_outputs,
+            self.plain_inputs,
+            name,
+            dict(seen.nbytes),
+            seen.surroundings,
+            self.session.precedent,
+            self.session.granted_nbytes,
+            self.session.num_nodes,
+        )
         forward, backward, self.executor = compile_step(step, self.session)
         self.session.add(self.executor)
         return forward, backward

@@ -66,7 +66,9 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
     try:
         _refuse_gru_cells(graph)
         with eager_kernels():
-            return refusing_backward_in_autocast(compile_graph(graph, inputs))
+            compiled = refusing_backward_in_autocast(compile_graph(graph, inputs))
+        graph.graph = fx.Graph()  # what was compiled holds the module, and nobody reads its nodes again
+        return compiled
     except InexactTrace as reason:
         if session.is_bound:
             raise
@@ -108,6 +110,7 @@ class JustInTime:
         self._fallback: EagerFallback | None = None
         self._while_modes: EagerFallback | None = None
         self._answers: CompilingAnswers | None = CompilingAnswers()
+        self._forget: Callable[[], Any] = lambda: None
         self._compiled = self._nothing_captured_yet()
 
     def _nothing_captured_yet(self) -> Callable[..., Any]:
@@ -115,7 +118,9 @@ class JustInTime:
             torch.compile
         )  # its overloads do not know the last two arguments, its implementation does
         call = _inlined(self._plain)
-        weakref.finalize(self, forget_captures, call.__code__).atexit = False
+        self._forget()  # what was captured before: Dynamo holds code for good
+        self._forget = forget = weakref.finalize(self, forget_captures, call.__code__)
+        forget.atexit = False
         compiled: Callable[..., Any] = compile_with_limits(
             call,
             backend=self._backend,

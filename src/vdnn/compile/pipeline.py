@@ -17,6 +17,7 @@ from torch import fx
 from vdnn.capture.eager_kernels import require_dense, require_exact
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
+from vdnn.capture.nodes import forget_origins
 from vdnn.capture.stand_ins import forget_fake_results
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.disk_room import plan_in_room
@@ -29,6 +30,7 @@ from vdnn.compile.replanning import Replanner
 from vdnn.compile.seen_storages import is_worth_a_plan, with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
+from vdnn.errors import Infeasible
 from vdnn.hardware.device import THIS_MACHINE
 from vdnn.ir import Graph
 from vdnn.options import Options
@@ -44,6 +46,7 @@ from vdnn.plan.shared.account import account_nbytes, tensors_nbytes
 from vdnn.plan.strategy_table import solve, strategy_named
 from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import cut
+from vdnn.rewrite.outline import outline_of
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
@@ -56,14 +59,17 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
     require_exact(step.joint.graph)
     forget_fake_results()
+    session.memory.make_room()  # what another shape left idle is no room for trials
     give_back_garbage(len(step.joint.graph.nodes))
     with returned_memory(), PlannerProcess() as planner:
-        plan_within = partial(plan_step, step, planner=planner)
+        plan_within = partial(_plan_beside_shapes, step, session, planner=planner)
         in_room = partial(plan_in_room, plan_within, room=session.disk_room)
         within = in_room if session.part is None else partial(session.part.plan_within, in_room)
         planned = within(session.options)
     form, plan = planned.form, planned.plan
     session.precedent = precedent_of(form) or session.precedent
+    num_nodes = len(step.joint.graph.nodes)
+    session.num_nodes += num_nodes
     session.granted_nbytes = max(session.granted_nbytes, tensors_nbytes(plan.problem))
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
     exact_rerun = exact_rerun_of(planned, session)
@@ -79,8 +85,23 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
         judge_surroundings=session.judge_surroundings,
     )
     if is_replanned(session.options, form):
-        executor.before_step = Replanner(executor, replace(form, traced=None), session).before_step
-    return halves[0].module, halves[1].module, executor
+        forget_origins(form.joint.graph)
+        executor.before_step = Replanner(executor, replace(form, traced=None), session, num_nodes).before_step
+    return halves[0].module, outline_of(halves[1].module), executor
+
+
+def _plan_beside_shapes(step: TracedStep, session: Session, options: Options, planner: Planner) -> PlannedStep:
+    """Beside what the interpreter holds for the model's other shapes, or, where nothing fits so, as if alone."""
+    try:
+        return plan_step(step, options, planner)
+    except Infeasible as reason:
+        alone = replace(step, num_other_nodes=0)
+        has_others = surroundings_of(alone, options) != surroundings_of(step, options)
+        if not has_others or session.part is not None:
+            raise
+        planned = plan_step(alone, options, planner)
+        session.warn_of_shapes(step.name, reason)
+        return planned
 
 
 def is_replanned(options: Options, form: FormProblem) -> bool:
@@ -145,7 +166,7 @@ def surroundings_of(step: TracedStep, options: Options) -> Surroundings:
     """What is there beside the step: what was seen, what the user says, and on this machine what the interpreter holds,
     whose objects lie in the same memory."""
     is_here = options.hardware.name == THIS_MACHINE
-    objects_nbytes = interpreter_nbytes(len(step.joint.graph.nodes)) if is_here else 0
+    objects_nbytes = interpreter_nbytes(len(step.joint.graph.nodes), step.num_other_nodes) if is_here else 0
     return step.surroundings.joined(Surroundings(options.in_flight, interpreter_nbytes=objects_nbytes))
 
 

@@ -81,11 +81,12 @@ MOST_CHANGES = 6
 class Replanner:
     """Of one executor. `before_step` is called by the thread that trains, everything else too but `_improve`."""
 
-    def __init__(self, executor: Executor, form: FormProblem, session: Session) -> None:
+    def __init__(self, executor: Executor, form: FormProblem, session: Session, num_nodes: int) -> None:
+        """`num_nodes`: of the step as it was traced."""
         assert form.trials is not None, "plans are improved where their ops were tried"
         self._executor = weakref.ref(executor)
         self._form, self._session, self._trials = form, session, form.trials
-        self._problem = executor.plan.problem
+        self._problem, self._num_nodes = executor.plan.problem, num_nodes
         ops = zip(form.trials.keys, form.problem.graph.ops, strict=True)
         self._keys = [key if may_be_tried(op) else f"op {moment}" for moment, (key, op) in enumerate(ops)]
         self._factors: dict[str, float] = {}
@@ -120,6 +121,7 @@ class Replanner:
                 return
             self._thread = None
             self._take_over(executor)
+        self._leave_room_for_shapes(executor)
         self._try_variants()
         self._rested -= self._rested > 0
         if _is_late(executor) and self._are_worth_a_plan(links, executor.plan.problem.hardware):
@@ -134,6 +136,19 @@ class Replanner:
         elif _has_drifted(executor, self._expected_s):
             self._expected_s = None
             executor.times_next = True
+
+    def _leave_room_for_shapes(self, executor: Executor) -> None:
+        """Shapes that were captured since are held in room that the plan may have counted on."""
+        problem = self._session.with_all_shapes(executor.plan.problem, self._num_nodes)
+        if problem is executor.plan.problem:
+            return
+        self._problem = problem
+        if is_within_budget(executor.plan, problem):
+            executor.edition.plan = replace(executor.plan, problem=problem)
+            return
+        self._session.memory.make_room()
+        self._improve(executor.plan, is_background=False)
+        self._take_over(executor)
 
     def _are_worth_a_plan(self, links: tuple[ObservedLink, ...], hardware: Hardware) -> bool:
         """Links scatter: after each plan for them they are left alone twice as long, unless they are very far off."""
@@ -231,18 +246,22 @@ class Replanner:
         """In a thread of its own, or between two steps. Leaves the same plan with new prices, and another where that is
         better."""
         begin = perf_counter()
-        repriced = replace(plan, problem=self._problem, variants=offered_again(chosen_forms(plan), self._problem))
+        repriced = better = replace(
+            plan, problem=self._problem, variants=offered_again(chosen_forms(plan), self._problem)
+        )
         try:
             with PlannerProcess(is_background=is_background) as planner:
                 better = planner(Question(self._problem, self._session.options.chosen_strategy, is_anew=True))
         except Infeasible as reason:
             log.info("%s: no other plan: %s", self._name, reason)
-            better = repriced
+            if not is_within_budget(plan, self._problem):
+                self._session.warn_of_shapes(self._name, reason)
         before_s, after_s = repriced.step_time_s, better.step_time_s
         words = "%s: planned again in %.1f s: %s a step, %s with the plan so far"
         log.info(words, self._name, perf_counter() - begin, format_seconds(after_s), format_seconds(before_s))
         is_better = after_s < before_s * (1 - WORTH_A_CHANGE)
-        self._found = repriced, better if is_better else None
+        is_needed = better is not repriced and not is_within_budget(plan, self._problem)
+        self._found = repriced, better if is_better or is_needed else None
 
     def _take_over(self, executor: Executor) -> None:
         if self._found is None:  # the thread failed, and said so
@@ -280,6 +299,11 @@ class Replanner:
             known = dict(zip(self._keys, self._form.problem.costs.ops, strict=True))
             there = set(self._trials.keys) & set(self._factors)
             CostCache().store_all({key: scaled(known[key], self._factors[key]) for key in there})
+
+
+def is_within_budget(plan: Plan, problem: Problem) -> bool:
+    """Whether the plan keeps the budget in the surroundings of `problem`."""
+    return problem.budget_nbytes is None or account_nbytes(plan, problem.surroundings) <= problem.budget_nbytes
 
 
 def _fastest_first(costs: Iterable[OpCost]) -> tuple[OpCost, ...]:

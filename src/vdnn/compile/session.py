@@ -5,10 +5,11 @@ Enters: executors as they are compiled. Leaves: a `Report`, predicted beside mea
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Any
@@ -20,11 +21,14 @@ from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
 from vdnn.compile.traced_step import Precedent
-from vdnn.errors import CaptureFailed, InvalidInput, Unsupported
+from vdnn.errors import BudgetExceeded, CaptureFailed, Infeasible, InvalidInput, Unsupported
+from vdnn.hardware.device import THIS_MACHINE
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.options import Options
+from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.findings import Density
-from vdnn.plan.model.surroundings import Surroundings
+from vdnn.plan.model.problem import Problem
+from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
@@ -43,6 +47,7 @@ from vdnn.runtime.step_memory import (
     open_step_memory,
 )
 from vdnn.runtime.transfers.interface import Transfers
+from vdnn.units import format_nbytes
 
 TENSOR_CACHE = "tensor-cache"
 """What a report calls the strategy of a model that could not be captured."""
@@ -70,6 +75,9 @@ class Session:
 
     granted_nbytes: int = 0
     """The most that a budget was at one of the shapes so far, for tensors. A share is never less again."""
+
+    num_nodes: int = 0
+    """Of the traces of all shapes that are captured: the interpreter holds objects for each."""
 
     asked: Any = None
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
@@ -136,6 +144,16 @@ class Session:
         if self.part is not None:
             self.part.add(executor)
 
+    def with_all_shapes(self, problem: Problem, num_nodes: int) -> Problem:
+        """The problem of a shape of so many nodes, beside all that were captured since. Of a share, what the
+        interpreter holds comes on top; a Budget of several models counts it itself."""
+        amount = None if isinstance(self.options.budget, Budget) else self.options.amount
+        if amount is None or parse_share(amount) is not None or problem.hardware.name != THIS_MACHINE:
+            return problem
+        nbytes = interpreter_nbytes(num_nodes, self.num_nodes - num_nodes)
+        around = problem.surroundings.joined(Surroundings(interpreter_nbytes=nbytes))
+        return problem if around == problem.surroundings else replace(problem, surroundings=around)
+
     def begins_again(self) -> bool:
         """Whether what was captured is out of date, and forgotten now: the front end captures again."""
         has_another_part = self.part is not None and self.part.is_worth_another_plan()
@@ -146,10 +164,22 @@ class Session:
         if self.part is not None:
             self.part.begin_again()
         self.executors.clear()
+        self.num_nodes = 0
         self.disk_room.begin_again()
         self.memory.forget_all()
         self.memory.make_room()  # planning has the room of a step
         return True
+
+    def warn_of_shapes(self, name: str, reason: Infeasible) -> None:
+        """Nothing holds one shape beside what the interpreter holds for the others: it runs, and says so."""
+        warnings.warn(
+            f"{name} has no plan within the budget beside what the interpreter holds for other shapes of the model: the"
+            f" process may take up to {format_nbytes(interpreter_nbytes(0, self.num_nodes))} more. Pad batches to fewer"
+            f" sizes, or raise the budget to at least {format_nbytes(reason.minimum_nbytes)}"
+            f" ({reason.minimum_nbytes} bytes).",
+            BudgetExceeded,
+            stacklevel=2,
+        )
 
     def judge_surroundings(self, plan: Plan, found: Surroundings) -> None:
         """What was alive beside a step."""

@@ -32,7 +32,8 @@ class TracedStep:
     """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
     position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
     traced, `surroundings` what else was alive with them. `precedent` is the same model at another shape, and
-    `granted_nbytes` the most that a budget was at other shapes, for tensors."""
+    `granted_nbytes` the most that a budget was at other shapes, for tensors. `num_other_nodes`: of the traces of
+    other shapes, which the interpreter holds too."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
@@ -42,6 +43,7 @@ class TracedStep:
     surroundings: Surroundings = ALONE
     precedent: Precedent | None = None
     granted_nbytes: int = 0
+    num_other_nodes: int = 0
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def peak_of(fn: Callable[[], object]) -> ProcessPeak:
     """
     return_freed_memory()
     gc.collect()
-    _libc().malloc_trim(0)
+    return_free_heap()
     reset_peak()
     before = status_nbytes("VmRSS")
     fn()
@@ -140,10 +140,15 @@ def return_freed_memory() -> None:
 def give_back_garbage(num_ops: int) -> None:
     """Collect what tracing and planning a step of so many ops left behind, and have malloc return what is free: it is
     tens of MiB for large steps, and the step's tensors come on top of it. Small steps leave less than looking at all
-    objects is worth. Where malloc is not glibc's, it keeps what it keeps."""
+    objects is worth."""
     if num_ops < _LARGE_STEP_OPS:
         return
     gc.collect()
+    return_free_heap()
+
+
+def return_free_heap() -> None:
+    """Have malloc return what is free, now. Where it is not glibc's, it keeps what it keeps."""
     with suppress(Unsupported):
         _libc().malloc_trim(0)
 
