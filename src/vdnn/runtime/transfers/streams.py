@@ -1,7 +1,7 @@
 """Transfers on an accelerator: one side stream copies out, one copies in, and events order them with compute.
 
-Enters: flat bytes on the device and the name of a tier. Leaves: a ticket. Four orders make it right, and
-`checking.py` proves of each that leaving it out is noticed:
+Enters: flat bytes on the device and the name of a tier. Leaves: a ticket. Four orders make it right, and whichever
+wait or event of this file is left out, a claim of `tests/device` fails:
 
     send          copy out after what compute has been given so far, which produced the source
     wait_sent     compute after the copy out, so that memory freed now is not overwritten too early
@@ -123,7 +123,8 @@ class StreamTransfers:
 
     def abandon(self, ticket: StreamTicket) -> None:
         """A ticket goes. Copies it did not wait for go on: their device memory and their host place are not reused
-        before. A later copy out may get the host place, so that stream waits for the copy in."""
+        before. A later copy out may get the host place, so that stream waits for the copy in. What they bring is read
+        by nobody; what they touch must not be another's by then, nor given back to the system."""
         if ticket.source is not None:
             self._ops.record_stream(ticket.source, self._out)
         if ticket.target is not None and ticket.fetched is not None:
