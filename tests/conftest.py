@@ -2,17 +2,45 @@
 
 What was measured or planned in an earlier run, or by the user of this machine, decides nothing here, and nothing that
 a test measures or plans is found by anybody else. Workers of one run share the directory: a cost is measured once.
+
+`--device vdev` makes the device of `tests/device` this process's accelerator, for the whole run: it cannot be unloaded.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 
+import device
 import random_examples  # noqa: F401 - registers the profiles that --hypothesis-profile names
+from device import controls
 from vdnn.environment import CACHE_DIR
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", choices=["cpu", device.NAME], default="cpu", help="the accelerator of this run")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") != device.NAME:
+        return
+    try:
+        device.load()
+    except device.NoDevice as reason:
+        raise pytest.UsageError(f"--device {device.NAME}: {reason}") from reason
+
+
+@pytest.fixture
+def vdev() -> Iterator[ModuleType]:
+    """The device's controls, put back afterwards."""
+    if not device.is_loaded():
+        pytest.skip(f"needs --device {device.NAME}")
+    controls.reset()
+    yield controls
+    controls.reset()
 
 
 def pytest_sessionfinish() -> None:

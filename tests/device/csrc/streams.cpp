@@ -1,0 +1,236 @@
+/* Streams are threads, events are points in their queues; and the guard through which torch asks for both. */
+
+#include "vdev.h"
+
+#include <ctime>
+
+namespace vdev {
+
+namespace {
+
+constexpr int kMostStreams = 32; /* per device; then they are given out again, as CUDA's pool does */
+
+thread_local int thread_device = 0;
+thread_local std::array<int64_t, kNumDevices> thread_streams{};
+
+std::mutex streams_mutex;
+
+struct StreamPool {
+  std::array<std::unique_ptr<Stream>, kMostStreams + 1> streams; /* 0 is the default one */
+  int num_given = 0;
+};
+
+StreamPool& pool(int device) {
+  static auto* pools = new std::array<StreamPool, kNumDevices>; /* threads may outlive every static object */
+  return (*pools)[device];
+}
+
+Stream& stream_at(int device, int64_t id) {
+  std::lock_guard<std::mutex> lock(streams_mutex);
+  auto& found = pool(device).streams.at(id);
+  if (!found) {
+    found = std::make_unique<Stream>();
+    found->device = device;
+    found->id = id;
+  }
+  return *found;
+}
+
+void sleep_us(int64_t us) {
+  if (us > 0) std::this_thread::sleep_for(std::chrono::microseconds(us));
+}
+
+}  // namespace
+
+uint64_t Stream::enqueue(std::function<void()> item) {
+  if (controls.blocking) {
+    drain();
+    sleep_us(controls.delay_us);
+    item();
+    return last_ticket();
+  }
+  std::lock_guard<std::mutex> lock(mutex);
+  if (!has_thread) {
+    std::thread([this] { work(); }).detach();
+    has_thread = true;
+  }
+  waiting.push_back(std::move(item));
+  changed.notify_all();
+  return ++queued;
+}
+
+void Stream::work() {
+  thread_device = device;
+  thread_streams[device] = id;
+  std::unique_lock<std::mutex> lock(mutex);
+  while (true) {
+    changed.wait(lock, [this] { return !waiting.empty(); });
+    auto item = std::move(waiting.front());
+    waiting.pop_front();
+    lock.unlock();
+    std::exception_ptr thrown;
+    try {
+      sleep_us(controls.delay_us);
+      item();
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+    item = nullptr; /* what it holds goes before anybody hears that it is done */
+    lock.lock();
+    if (thrown && !error) error = thrown;
+    ++done;
+    changed.notify_all();
+  }
+}
+
+void Stream::wait(uint64_t ticket) {
+  std::unique_lock<std::mutex> lock(mutex);
+  changed.wait(lock, [&] { return done >= ticket; });
+  if (error) std::rethrow_exception(std::exchange(error, nullptr));
+}
+
+uint64_t Stream::last_ticket() {
+  std::lock_guard<std::mutex> lock(mutex);
+  return queued;
+}
+
+bool Stream::reached(uint64_t ticket) {
+  std::lock_guard<std::mutex> lock(mutex);
+  return done >= ticket;
+}
+
+int current_device() { return thread_device; }
+
+int exchange_device(int device) {
+  TORCH_CHECK(device < kNumDevices, "there is no device vdev:", device, "; there are ", kNumDevices);
+  return device < 0 ? thread_device : std::exchange(thread_device, device);
+}
+
+Stream& current_stream(int device) { return stream_at(device, thread_streams[device]); }
+Stream& stream_of(const c10::Stream& stream) { return stream_at(stream.device_index(), stream.id()); }
+
+c10::Stream as_c10(const Stream& stream) {
+  c10::Device device(kType, static_cast<c10::DeviceIndex>(stream.device));
+  return c10::Stream(c10::Stream::UNSAFE, device, stream.id);
+}
+
+void synchronize_device(int device) {
+  for (int id = 0; id <= kMostStreams; ++id) {
+    std::unique_lock<std::mutex> lock(streams_mutex);
+    auto* stream = pool(device).streams[id].get();
+    lock.unlock();
+    if (stream != nullptr) stream->drain();
+  }
+}
+
+namespace {
+
+/* One recording of an event: a queue reaches it once. */
+struct Recorded {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool is_reached = false;
+  std::chrono::steady_clock::time_point at;
+
+  void reach() {
+    std::lock_guard<std::mutex> lock(mutex);
+    is_reached = true;
+    at = std::chrono::steady_clock::now();
+    changed.notify_all();
+  }
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return is_reached; });
+  }
+  bool query() {
+    std::lock_guard<std::mutex> lock(mutex);
+    return is_reached;
+  }
+};
+
+struct Event {
+  std::shared_ptr<Recorded> last;
+};
+
+std::shared_ptr<Recorded> record_on(Stream& stream) {
+  auto recorded = std::make_shared<Recorded>();
+  stream.enqueue([recorded] { recorded->reach(); });
+  return recorded;
+}
+
+int index_of(c10::Device device) { return device.index() < 0 ? current_device() : device.index(); }
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  c10::DeviceType type() const override { return kType; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kNumDevices; }
+
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return {kType, static_cast<c10::DeviceIndex>(exchange_device(device.index()))};
+  }
+  c10::Device getDevice() const override { return {kType, static_cast<c10::DeviceIndex>(current_device())}; }
+  void setDevice(c10::Device device) const override { exchange_device(device.index()); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (device.index() >= 0) thread_device = device.index();
+  }
+
+  c10::Stream getStream(c10::Device device) const override { return as_c10(current_stream(index_of(device))); }
+  c10::Stream getDefaultStream(c10::Device device) const override { return as_c10(stream_at(index_of(device), 0)); }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    int index = index_of(device);
+    std::unique_lock<std::mutex> lock(streams_mutex);
+    int id = pool(index).num_given++ % kMostStreams + 1;
+    lock.unlock();
+    return as_c10(stream_at(index, id));
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    auto before = getStream(stream.device());
+    thread_streams[stream.device_index()] = stream.id();
+    return before;
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    auto& asked = stream_of(stream);
+    return asked.reached(asked.last_ticket());
+  }
+  void synchronizeStream(const c10::Stream& stream) const override { stream_of(stream).drain(); }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    synchronize_device(device < 0 ? current_device() : device);
+  }
+
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex, const c10::EventFlag) const override {
+    if (*event == nullptr) *event = new Event;
+    static_cast<Event*>(*event)->last = record_on(stream_of(stream));
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event == nullptr) return;
+    stream_of(stream).enqueue([recorded = static_cast<Event*>(event)->last] { recorded->wait(); });
+  }
+  bool queryEvent(void* event) const override {
+    return event == nullptr || static_cast<Event*>(event)->last->query();
+  }
+  void synchronizeEvent(void* event) const override {
+    if (event != nullptr) static_cast<Event*>(event)->last->wait();
+  }
+  double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
+    auto begin = static_cast<Event*>(first)->last, end = static_cast<Event*>(second)->last;
+    TORCH_CHECK(begin->query() && end->query(), "an event has not been reached yet");
+    return std::chrono::duration<double, std::milli>(end->at - begin->at).count();
+  }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
+
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    device_allocator()->recordStream(data, stream);
+  }
+};
+
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+}  // namespace
+
+void wait_for(Stream& waiting, Stream& other) {
+  if (&waiting == &other) return;
+  auto recorded = record_on(other);
+  waiting.enqueue([recorded] { recorded->wait(); });
+}
+
+}  // namespace vdev
