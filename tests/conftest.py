@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
+import torch
 
 import device
 import random_examples  # noqa: F401 - registers the profiles that --hypothesis-profile names
@@ -22,6 +23,7 @@ from vdnn.environment import CACHE_DIR
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=["cpu", device.NAME], default="cpu", help="the accelerator of this run")
+    parser.addoption("--default-device", action="store_true", help="tests make their models and batches on --device")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +33,17 @@ def pytest_configure(config: pytest.Config) -> None:
         device.load()
     except device.NoDevice as reason:
         raise pytest.UsageError(f"--device {device.NAME}: {reason}") from reason
+    # torch says so wherever it forks the random state on a machine with two devices, in its own tracing too.
+    config.addinivalue_line("filterwarnings", "ignore:VDEV reports that you have 2 available devices")
+
+
+@pytest.fixture(autouse=True)
+def default_device(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.config.getoption("--default-device"):
+        yield
+        return
+    with torch.device(request.config.getoption("--device")):
+        yield
 
 
 @pytest.fixture

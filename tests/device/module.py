@@ -12,6 +12,7 @@ Device = torch.device | int | str | None
 Stream = torch.Stream
 Event = torch.Event
 
+_initialized = True  # torch.utils.checkpoint keeps the random state of no other device
 NUM_DEVICES = 2  # kNumDevices in csrc/vdev.h
 
 

@@ -1,4 +1,5 @@
-"""Transfers on a real accelerator; skipped where there is none.
+"""Transfers on an accelerator; skipped where there is none. `pytest --device vdev tests/gpu` runs them on the device of
+`tests/device`, which every machine with a compiler has.
 
 `tests/cpu/test_stream_order.py` checks the order of the same code anywhere.
 """
@@ -23,8 +24,13 @@ pytestmark = [
 ]
 
 
+PERIOD = 65521  # prime: no two pages or pieces of a copy begin alike
+
+
 def on_device(nbytes: int) -> torch.Tensor:
-    return torch.randint(0, 256, (nbytes,), dtype=torch.uint8, device=torch.accelerator.current_accelerator())
+    """Random bytes, repeated: to draw them all would take longer than to copy them."""
+    drawn = torch.randint(0, 256, (PERIOD,), dtype=torch.uint8, device=torch.accelerator.current_accelerator())
+    return drawn.repeat(-(-nbytes // PERIOD))[:nbytes].clone()
 
 
 @pytest.fixture

@@ -141,10 +141,11 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
     IntArrayRef dilation, bool transposed, IntArrayRef output_padding, int64_t groups, std::array<bool, 3> mask) {
   int device = input.device().index();
   Aliases aliases(device);
+  int64_t num_outputs = transposed ? weight.size(1) * groups : weight.size(0);
   auto [by_input, by_weight, by_bias] = run_now(device, [&] {
     return at::convolution_backward(
-        aliases.of(grad), aliases.of(input), aliases.of(weight), IntArrayRef{weight.size(transposed ? 1 : 0) * (transposed ? groups : 1)},
-        stride, padding, dilation, transposed, output_padding, groups, mask);
+        aliases.of(grad), aliases.of(input), aliases.of(weight), IntArrayRef{num_outputs}, stride,
+        padding, dilation, transposed, output_padding, groups, mask);
   });
   return {aliases.result(by_input), aliases.result(by_weight), aliases.result(by_bias)};
 }

@@ -1,5 +1,6 @@
 /* The whole device in one translation unit: torch's headers take longer to read than all of this to compile. */
 
+#include "aliases.cpp"
 #include "allocator.cpp"
 #include "attention.cpp"
 #include "autocast.cpp"
