@@ -45,7 +45,8 @@ def disk_dir() -> Path:
 
 
 def native_kernels() -> bool:
-    """Whether codecs may use their C kernels; "0" leaves the numpy ones, to compare or to rule the C ones out."""
+    """Whether codecs may use their C and Triton kernels; "0" leaves those in numpy and torch ops, to compare or to rule
+    the others out."""
     return os.environ.get(NATIVE) != "0"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -13,6 +14,9 @@ from tiers import DISK, used_nbytes
 from torch import Tensor, nn
 
 import vdnn
+from vdnn.codecs import Codec
+from vdnn.codecs.sparse import Sparse
+from vdnn.codecs.window_index import WindowIndex
 from vdnn.errors import EncodingTooLarge, LostHandle, VdnnError
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.runtime.encodings import all_bytes, raw
@@ -90,6 +94,45 @@ def test_a_map_that_is_too_dense_and_has_nowhere_to_go_says_what_would_help() ->
     ) as caught:
         virtual(X)
     assert isinstance(caught.value, VdnnError)
+
+
+@dataclass
+class Late:
+    """What an accelerator would tell of an encoding after its map is gone. A CPU knows at once."""
+
+    number: int
+
+    def read(self) -> int:
+        return self.number
+
+
+@pytest.mark.parametrize(
+    ("codec", "expected", "words"),
+    [
+        (Sparse, EncodingTooLarge, "the gradients of this step were dropped"),
+        (WindowIndex, ValueError, "has an index that is not in its window"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["watched", "ordinary", "timed"])
+def test_a_step_that_learns_late_what_an_encoding_did_not_hold_hands_out_no_gradient(
+    kind: str, codec: type[Codec], expected: type[Exception], words: str
+) -> None:
+    """A window index is read as it is, the other encoding is decoded."""
+    model = with_shift(lambda self, x: F.max_pool2d(self.conv(F.relu(x + 1)), 2), X, conv=nn.Conv2d(4, 2, 3))
+    virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=0.9, device=ALONE)
+    (executor,) = executors(virtual)
+    if kind != "watched":
+        virtual(X).sum().backward()
+        model.zero_grad()
+    executor.times_next = kind == "timed"
+    loss = virtual(X).sum()
+    (running,) = executor.steps()
+    decision, found = next(pair for pair in executor.encodings.codecs.items() if isinstance(pair[1], codec))
+    running.overflow.late[decision] = Late(found.nbytes + 1)
+    with pytest.raises(expected, match=words):
+        loss.backward()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    step(virtual, X)
 
 
 def test_the_density_that_helps_does_help() -> None:

@@ -202,12 +202,11 @@ def test_the_gradient_of_pooling_is_that_of_a_naive_loop(window: Window) -> None
     assert np.array_equal(target.view(np.uint32), expected.view(np.uint32))
 
 
-def test_an_index_outside_its_window_is_named() -> None:
+def test_the_first_index_outside_its_window_is_told() -> None:
     window = WINDOWS["3x3, stride 2, padded"]
     chosen = indices(window, 6)
     chosen[[7, 9]] = 62
-    with pytest.raises(ValueError, match=r"element 7 has index 62, .* kernel \(1, 3, 3\)"):
-        reference.pack_window(chosen, window, np.empty(window.taps_nbytes, np.uint8))
+    assert reference.pack_window(chosen, window, np.empty(window.taps_nbytes, np.uint8)) == 7
 
 
 def test_a_kernel_with_more_than_256_positions_is_refused() -> None:

@@ -103,7 +103,7 @@ NEVER_TORCH = (
     "cost.collector",
     "codecs",
 )
-ON_AN_ACCELERATOR = "codecs.kernels.triton_"
+ON_AN_ACCELERATOR = "codecs.kernels.triton_", "codecs.kernels.torch_"
 """Kernels over tensors, imported only where there are some."""
 
 TORCH_WHERE_TENSORS_ARE = {"codecs.codec"}

@@ -21,6 +21,10 @@ Flat = Any
 Kernels = Any
 """A module of `codecs/kernels`: same functions, different memory."""
 
+Needed = Any
+"""A number of bytes: an `int`, or on an accelerator a tensor of one number that the device has or will have. Arithmetic
+with it waits for nobody, a comparison in an `if` does."""
+
 ELEMENT_NBYTES = {
     dtype: NBYTES_PER_ELEMENT[dtype]
     for dtype in ("float32", "float64", "float16", "bfloat16", "bool", "uint8", "int32", "int64")
@@ -65,7 +69,7 @@ class Codec(ABC):
         return self.storage.nbytes + self.nbytes
 
     @abstractmethod
-    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> Needed:
         """Write the encoding; the bytes it needs. More than there are: the encoding is unusable."""
 
     @abstractmethod

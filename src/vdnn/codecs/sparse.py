@@ -13,7 +13,17 @@ from __future__ import annotations
 from math import ceil
 from typing import ClassVar
 
-from vdnn.codecs.codec import ELEMENT_NBYTES, Codec, Flat, Kernels, Rounding, is_whole_elements, rounded_up, typed
+from vdnn.codecs.codec import (
+    ELEMENT_NBYTES,
+    Codec,
+    Flat,
+    Kernels,
+    Needed,
+    Rounding,
+    is_whole_elements,
+    rounded_up,
+    typed,
+)
 from vdnn.codecs.kernels.sparse_layout import (
     csr_value_nbytes,
     mask_nbytes,
@@ -59,10 +69,10 @@ class Sparse(Codec):
         # The source is read twice: where a thread's values begin is known once the others' have been counted.
         return 2 * self.storage.nbytes + self.nbytes
 
-    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> Needed:
         starts, bits, values = self._sections(encoding)
-        needed = kernels.sparse_encode(source, self.element_nbytes, self.format, bits, starts, values)
-        return self._values_begin + int(needed)
+        needed: Needed = kernels.sparse_encode(source, self.element_nbytes, self.format, bits, starts, values)
+        return needed + self._values_begin
 
     def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
         starts, bits, values = self._sections(encoding)
@@ -99,11 +109,12 @@ class SparseCsr(Sparse):
     def is_possible(self) -> bool:
         return super().is_possible and self.element_nbytes == 4 and self.count < 2**32  # row pointers have 4 bytes
 
-    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> Needed:
         rows, columns, values = self._sections(encoding)
-        found = int(kernels.csr_encode(source, self.format, rows, columns, values))
-        begin = self._columns_begin if found <= self.max_values else self.nbytes  # what is too much exceeds the padding
-        return begin + found * (1 + self._value_nbytes)
+        found: Needed = kernels.csr_encode(source, self.format, rows, columns, values)
+        # What is too much exceeds the padding between columns and values too.
+        padding = (found > self.max_values) * (self.nbytes - self._columns_begin)
+        return found * (1 + self._value_nbytes) + padding + self._columns_begin
 
     def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
         rows, columns, values = self._sections(encoding)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
-from vdnn.codecs.codec import Codec, Flat, Kernels, is_whole_elements, needs_nothing, typed
+from vdnn.codecs.codec import Codec, Flat, Kernels, Needed, is_whole_elements, needs_nothing, typed
 from vdnn.codecs.kernels.window import Window
 from vdnn.ir import Detail, Information, Need
 
@@ -42,9 +42,20 @@ class WindowIndex(Codec):
     def nbytes(self) -> int:
         return -(-self.count * self.window.tap_bits // 8)
 
-    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
-        kernels.pack_window(typed(source, "int64"), self.window, encoding)
-        return self.nbytes
+    def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> Needed:
+        """Unusable where an index does not lie in its window: every element from the first such one on is too much."""
+        first: Needed = kernels.pack_window(typed(source, "int64"), self.window, encoding)
+        return self.nbytes + self.count - first
+
+    def outside(self, needed_nbytes: int) -> str:
+        """Of an encoding that is unusable: which element's index does not lie in its window."""
+        element = self.count - (needed_nbytes - self.nbytes)
+        return (
+            f"element {element} of {self.storage.name!r} has an index that is not in its window: that one begins at"
+            f" {self.window.begin_of(element)} and has kernel {self.window.kernel}, dilation {self.window.dilation}, in"
+            f" an input of {self.window.input}. The indices do not come from this pooling, or their memory order"
+            " differs from the window's."
+        )
 
     def decode(self, encoding: Flat, target: Flat, kernels: Kernels) -> None:
         kernels.unpack_window(encoding, self.window, typed(target, "int64"))

@@ -15,6 +15,7 @@ from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.window_index import window_of
 from vdnn.ir import Detail
 from vdnn.runtime.encodings import raw
+from vdnn.torch_private import without_torch_dispatch
 
 
 def masked_gradient(
@@ -29,7 +30,8 @@ def masked_gradient(
     """`gradient * on` where the bit is set; elsewhere zero, or `gradient * off`. `out` may be the gradient itself."""
     target = torch.empty_like(gradient) if out is None else out
     kernels = kernels_of(gradient.device.type)
-    kernels.masked_gradient(raw(gradient), raw(encoding), raw(target), "float32", on, off, zero_off)
+    with without_torch_dispatch():
+        kernels.masked_gradient(raw(gradient), raw(encoding), raw(target), "float32", on, off, zero_off)
     return target
 
 
@@ -44,7 +46,7 @@ def window_gradient(
     """A max-pool's backward: each element of the gradient goes to where in its window the maximum was."""
     target = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
     kernels = kernels_of(gradient.device.type)
-    kernels.window_backward(
-        typed(raw(gradient), "float32"), raw(encoding), window_of(detail), typed(raw(target), "float32")
-    )
+    given, result = typed(raw(gradient), "float32"), typed(raw(target), "float32")
+    with without_torch_dispatch():  # what kernels need for themselves is a workspace, as that of any op
+        kernels.window_backward(given, raw(encoding), window_of(detail), result)
     return target

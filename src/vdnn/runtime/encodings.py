@@ -6,6 +6,12 @@ lies in its `Overflow`.
 
 Data that is denser than planned does not fit its buffer. Nothing goes over budget in silence: with a budget the whole
 map is copied to the next slower tier, without one it stays where it is; both are counted, and the report says so.
+
+Note: [Late counts]
+On an accelerator the host is ahead of the device, and to ask how many bytes an encoding needed would make it wait in
+mid-step. So it asks only where it has a reason to doubt: the first time, and once a map has needed nearly all of its
+room. Otherwise the count is read when the half of the step ends that has used the encoding. A map that was too dense
+nevertheless is gone by then: the step raises before it hands out what was computed from it, and the next one asks.
 """
 
 from __future__ import annotations
@@ -17,11 +23,14 @@ from typing import Any
 import torch
 
 from vdnn.codecs import Codec, codec_for
+from vdnn.codecs.codec import Needed
 from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.sparse import Sparse
+from vdnn.codecs.window_index import WindowIndex
 from vdnn.errors import EncodingTooLarge, LostHandle
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
+from vdnn.runtime.late_number import LateNumber
 from vdnn.runtime.transfers.interface import Ticket, Transfers
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import format_nbytes
@@ -35,6 +44,10 @@ class Overflow:
     is_lost: bool = False
     stayed: dict[int, torch.Tensor] = field(default_factory=dict)
     went: dict[int, tuple[Transfers, Ticket]] = field(default_factory=dict)
+    late: dict[int, LateNumber] = field(default_factory=dict)
+    """Bytes that encodings needed, where nobody has looked yet. Note: [Late counts]"""
+
+    decoded: set[int] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -44,6 +57,11 @@ class DataFindings:
 
     density: dict[int, float] = field(default_factory=dict)
     num_too_dense: int = 0
+    needed_nbytes: dict[int, int] = field(default_factory=dict)
+    """Per decision the most that an encoding needed."""
+
+
+NEARLY_ALL = 0.9  # of its room: closer to it than that, a map may be too dense in the next step
 
 
 class Encodings:
@@ -63,12 +81,14 @@ class Encodings:
         codec = self.codecs[decision]
         flat = all_bytes(tensor)
         encoding = torch.empty(self._sizes[decision], dtype=torch.uint8, device=tensor.device)
-        needed = codec.encode(raw(flat), raw(encoding), kernels_of(tensor.device.type))
-        if isinstance(codec, Sparse):
-            self.found.density[decision] = max(codec.density(needed), self.found.density.get(decision, 0.0))
-        if needed > encoding.numel():
+        with without_torch_dispatch():  # what kernels need for themselves is a workspace, as that of any op
+            needed = codec.encode(raw(flat), raw(encoding), kernels_of(tensor.device.type))
+        if isinstance(needed, torch.Tensor) and not self._doubts(decision):
+            overflow.late[decision] = LateNumber(needed)
+            self._mark_where_too_much(encoding, needed)
+        elif self._is_too_much(decision, int(needed)):
             self._keep_whole(decision, flat, overflow)
-            raw(encoding)[:8] = 0xFF  # no encoding begins so: it starts with offset 0
+            self._mark_where_too_much(encoding, needed)
         return encoding
 
     def decode(self, decision: int, encoding: torch.Tensor, overflow: Overflow) -> torch.Tensor:
@@ -82,8 +102,44 @@ class Encodings:
             transfers.wait_fetched(ticket)
         else:
             self._require_encoding(codec, encoding, overflow)
-            codec.decode(raw(encoding), raw(flat), kernels_of(encoding.device.type))
+            overflow.decoded.add(decision)
+            with without_torch_dispatch():
+                codec.decode(raw(encoding), raw(flat), kernels_of(encoding.device.type))
         return flat
+
+    def settle(self, overflow: Overflow, *, is_end: bool) -> None:
+        """Raise if an encoding that was used did not hold its storage; at the end of a step all of them were used.
+        Note: [Late counts]"""
+        for decision, late in overflow.late.items():
+            if (is_end or decision in overflow.decoded) and self._is_too_much(decision, late.read()):
+                self.found.num_too_dense += 1
+                raise EncodingTooLarge(
+                    f"{self._how_dense(decision)}. That was known only after the map was gone, so the gradients of this"
+                    f" step were dropped. The next step looks in time.{self._way_out(decision)}"
+                )
+
+    def _doubts(self, decision: int) -> bool:
+        room, needed = self._sizes[decision], self.found.needed_nbytes.get(decision)
+        return needed is None or needed > room * (1 if self.codecs[decision].has_fixed_size else NEARLY_ALL)
+
+    def _is_too_much(self, decision: int, needed_nbytes: int) -> bool:
+        """Whether an encoding did not hold its storage. What it needed is remembered."""
+        codec, found = self.codecs[decision], self.found
+        found.needed_nbytes[decision] = max(needed_nbytes, found.needed_nbytes.get(decision, 0))
+        if isinstance(codec, Sparse):
+            found.density[decision] = max(codec.density(needed_nbytes), found.density.get(decision, 0.0))
+        is_too_much = needed_nbytes > self._sizes[decision]
+        if is_too_much and isinstance(codec, WindowIndex):
+            raise ValueError(codec.outside(needed_nbytes))
+        return is_too_much
+
+    def _mark_where_too_much(self, encoding: torch.Tensor, needed: Needed) -> None:
+        """So that a backward that has lost its step knows. No encoding begins so: each starts with offset 0."""
+        with without_torch_dispatch():
+            if isinstance(needed, torch.Tensor):
+                encoding[:8].masked_fill_(needed > encoding.numel(), 0xFF)
+            else:
+                encoding[:8] = 0xFF
 
     def _keep_whole(self, decision: int, flat: torch.Tensor, overflow: Overflow) -> None:
         self.found.num_too_dense += 1
@@ -96,13 +152,19 @@ class Encodings:
             transfers.wait_sent(ticket)
             overflow.went[decision] = transfers, ticket
         else:
-            codec = self.codecs[decision]
             raise EncodingTooLarge(
-                f"{codec.storage.name!r} is denser than planned: {self.found.density[decision]:.2f} of its elements are"
-                f" not zero, the plan gave its encoding {format_nbytes(self._sizes[decision])} of"
-                f" {format_nbytes(codec.storage.nbytes)}, and there is no slower tier to hold it whole."
-                f" Give a larger share with density={min(1.0, self.found.density[decision] + 0.05):.2f}."
+                f"{self._how_dense(decision)}, and there is no slower tier to hold it whole.{self._way_out(decision)}"
             )
+
+    def _how_dense(self, decision: int) -> str:
+        storage = self.codecs[decision].storage
+        return (
+            f"{storage.name!r} is denser than planned: {self.found.density[decision]:.2f} of its elements are not zero,"
+            f" the plan gave its encoding {format_nbytes(self._sizes[decision])} of {format_nbytes(storage.nbytes)}"
+        )
+
+    def _way_out(self, decision: int) -> str:
+        return f" Give a larger share with density={min(1.0, self.found.density[decision] + 0.05):.2f}."
 
     def _require_encoding(self, codec: Codec, encoding: torch.Tensor, overflow: Overflow) -> None:
         if overflow.is_lost and not codec.has_fixed_size and bool((encoding[:8] == 0xFF).all()):

@@ -331,7 +331,7 @@ class Executor:
         if isinstance(step, TimedStep):
             return self._backward_timed(step, args)
         begin = time.perf_counter()
-        with running(step):
+        with running(step, is_end=True):
             gradients = step.edition.backward.run(args)
         self._note_backward(time.perf_counter() - begin, step)
         return gradients
@@ -346,7 +346,7 @@ class Executor:
         return results
 
     def _backward_timed(self, step: TimedStep, args: list[Any]) -> Sequence[Any]:
-        with running(step):
+        with running(step, is_end=True):
             gradients = step.edition.marked(checked=False)[1](args)
         step.end_half()
         if step.edition is self.edition:
@@ -370,7 +370,7 @@ class Executor:
         edition: Edition = step.edition
         step.count_tangents(args[edition.num_saved :])
         _, program = edition.marked(checked=True)
-        with step.tracker, running(step):
+        with step.tracker, running(step, is_end=True):
             gradients = program(args)
         step.end_half()
         edition.forget_marked()

@@ -50,12 +50,14 @@ _running = _Running()
 
 
 @contextmanager
-def running(step: Step) -> Iterator[None]:
+def running(step: Step, *, is_end: bool = False) -> Iterator[None]:
+    """One half of the step; `is_end`: the last one. Raises if what it has computed from was not what it should be."""
     _running.steps.append(step)
     try:
         yield
     finally:
         _running.steps.pop()
+    step.encodings.settle(step.overflow, is_end=is_end)
 
 
 def mark(position: int) -> None:

@@ -17,7 +17,6 @@ from vdnn.codecs.kernels.formats import reduced_nbytes
 from vdnn.codecs.kernels.native_library import LIBRARY
 from vdnn.codecs.kernels.reference_masks import GRADIENTS
 from vdnn.codecs.kernels.reference_sparse import check_row_offsets, check_sparse
-from vdnn.codecs.kernels.reference_windows import outside_window
 from vdnn.codecs.kernels.sparse_layout import (
     CSR_FORMATS,
     csr_value_nbytes,
@@ -106,13 +105,15 @@ def extents(window: Window) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * 20)(*(extent for axis in axes for extent in axis), window.outer, window.inner)
 
 
-def pack_window(indices: np.ndarray, window: Window, taps: np.ndarray, *, threads: int | None = None) -> None:
-    """taps[i] = where in its window indices[i] lies; two taps to a byte, the even one low, when 4 bits are enough."""
+def pack_window(indices: np.ndarray, window: Window, taps: np.ndarray, *, threads: int | None = None) -> int:
+    """taps[i] = where in its window indices[i] lies; two taps to a byte, the even one low, when 4 bits are enough.
+
+    Returns the first element whose index is not in its window, or how many elements there are.
+    """
     at = address(indices, np.int64, window.num_pooled, "indices")
     to = address(taps, np.uint8, window.taps_nbytes, "taps", written=True)
-    bad = LIBRARY.vdnn_pack_window(at, window.num_pooled, extents(window), to, threads or 0)
-    if bad >= 0:
-        raise outside_window(bad, indices, window)
+    first = LIBRARY.vdnn_pack_window(at, window.num_pooled, extents(window), to, threads or 0)
+    return window.num_pooled if first < 0 else first
 
 
 def unpack_window(taps: np.ndarray, window: Window, indices: np.ndarray, *, threads: int | None = None) -> None:

@@ -67,10 +67,10 @@ def csr_encode(
     values: torch.Tensor,
     *,
     threads: int | None = None,
-) -> int:
-    """The four-byte elements with any bit set, with their columns; returns how many, for which it waits for the device.
+) -> torch.Tensor:
+    """The four-byte elements with any bit set, with their columns; returns how many, as the device has it.
 
-    The values are written before that is known: a kernel that runs while we wait, and stays within the room there is.
+    The values are written before that is known: the kernel stays within the room there is.
     """
     require_format(format, CSR_FORMATS, "the CSR form")
     raw, begins, words = elements(source, 4), rows.view(torch.int32), elements(values, word_nbytes(4, format))
@@ -78,12 +78,12 @@ def csr_encode(
     check_row_offsets(n)
     counts, programs = begins[1 : num_rows + 1], num_programs(num_rows, ROWS)
     capacity = min(columns.numel(), words.numel())
-    begins[0] = 0
+    begins[:1].zero_()
     launch(_count, programs, raw, counts, n, ROW=ROW, ROWS=ROWS)
     counts.cumsum_(0)  # wraps into the sign, which row_begin takes back
     arguments = raw, begins, columns, words, n, capacity
     launch(_compact, programs, *arguments, LAYOUT=value_layout(format), ROW=ROW, ROWS=ROWS)
-    return int(begins[num_rows]) % 2**32
+    return begins[num_rows].to(torch.int64) & 0xFFFFFFFF
 
 
 @triton.jit

@@ -114,10 +114,10 @@ def sparse_encode(
     values: torch.Tensor,
     *,
     threads: int | None = None,
-) -> int:
-    """The elements with any bit set, block by block; returns the bytes they need, for which it waits for the device.
+) -> torch.Tensor:
+    """The elements with any bit set, block by block; returns the bytes they need, as the device has it.
 
-    The values are written before that is known: a kernel that runs while we wait, and stays within the room there is.
+    The values are written before that is known: the kernel stays within the room there is.
     """
     check_sparse(element_nbytes, format)
     layout, width = value_layout(format), word_nbytes(element_nbytes, format)
@@ -125,13 +125,13 @@ def sparse_encode(
     n, programs, group = raw.numel(), num_programs(raw.numel(), ELEMENTS_PER_BLOCK), layout.group if layout else 1
     shared = {"GROUP": group, "WORD_NBYTES": width, "BLOCK": ELEMENTS_PER_BLOCK, "num_warps": NUM_WARPS}
     sizes = starts[1 : programs + 1]
-    starts[0] = 0
+    starts[:1].zero_()
     launch(_count, programs, raw, bits, sizes, n, **shared)
     sizes.cumsum_(0)
     if group > 1:
         words.zero_()  # bits are set in it, none are cleared
     launch(_compact, programs, raw, starts, words, n, words.numel(), LAYOUT=layout, **shared)
-    return int(starts[programs])
+    return starts[programs].clone()
 
 
 @triton.jit

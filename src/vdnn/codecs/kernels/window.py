@@ -64,3 +64,13 @@ class Window:
     @property
     def num_inputs(self) -> int:
         return self.outer * prod(self.input) * self.inner
+
+    def begin_of(self, element: int) -> PerAxis:
+        """Where the window of a pooled element begins in its plane; in the padding where that is negative."""
+        row, width = divmod(element // self.inner, self.output[2])
+        plane, height = divmod(row, self.output[1])
+        depth, height, width = (
+            out * self.stride[axis] - self.padding[axis]
+            for axis, out in enumerate((plane % self.output[0], height, width))
+        )
+        return depth, height, width

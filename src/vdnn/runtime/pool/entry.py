@@ -81,7 +81,7 @@ class Entry:
         assert self.payload is not None
         change(self.state, State.ENCODED)
         encoding = torch.empty(codec.nbytes, dtype=torch.uint8, device=self._device)
-        if codec.encode(raw(self.payload), raw(encoding), kernels_of(self._device.type)) > encoding.numel():
+        if int(codec.encode(raw(self.payload), raw(encoding), kernels_of(self._device.type))) > encoding.numel():
             return False
         self._codec, self._ticket = codec, None  # a copy of all bytes, if there was one, is no copy of the encoding
         self._hold(encoding, State.ENCODED)

@@ -57,7 +57,7 @@ def outcome(module: str, name: str, args: tuple[Any, ...], to_argument: Callable
     copies = {id(whole): whole.copy() for whole in map(whole_array, args) if whole is not None}
     function = getattr(sys.modules[module] if module in sys.modules else __import__(module, fromlist=[name]), name)
     result = function(*(argument(arg, copies, to_argument) for arg in args))
-    return Outcome(result, list(copies.values()))
+    return Outcome(result if result is None else int(result), list(copies.values()))
 
 
 def whole_array(arg: Any) -> np.ndarray | None:
@@ -85,16 +85,10 @@ def triton_outcome(name: str, *args: Any) -> Outcome:
     return outcome("vdnn.codecs.kernels.triton_kernels", name, args, torch.from_numpy)
 
 
-def import_error_without_triton() -> str:
-    """Runs in a child: what importing the kernels says where Triton is not installed."""
-    sys.modules["triton"] = None  # type: ignore[assignment]
-    from vdnn.errors import Unsupported
+def torch_outcome(name: str, *args: Any) -> Outcome:
+    import torch
 
-    try:
-        import vdnn.codecs.kernels.triton_kernels  # noqa: F401
-    except Unsupported as error:
-        return str(error)
-    return ""
+    return outcome("vdnn.codecs.kernels.torch_kernels", name, args, torch.from_numpy)
 
 
 class NoDevice:
