@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from vdnn.capture.inputs import where_of_step
 from vdnn.capture.lower import InputInfo
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.pipeline import compile_step
@@ -34,7 +35,9 @@ class JointCompiler:
         self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         seen, name = self.session.seen, self.session.next_name()
-        found = (dict(seen.nbytes), seen.surroundings, self.session.precedent, self.session.granted_nbytes)
+        where = where_of_step(joint.graph, self.plain_inputs)
+        self.session.compute_on(where)
+        found = (dict(seen.nbytes), seen.surroundings, self.session.precedent, self.session.granted_nbytes, where)
         step = TracedStep(joint, num_fwd_outputs, self.plain_inputs, name, *found)
         forward, backward, self.executor = compile_step(step, self.session)
         self.session.add(self.executor)

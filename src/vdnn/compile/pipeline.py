@@ -29,12 +29,14 @@ from vdnn.compile.seen_storages import with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
 from vdnn.hardware.device import THIS_MACHINE
+from vdnn.hardware.where import CPU
+from vdnn.ir import Graph
 from vdnn.options import Options
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
+from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes, rounding_nbytes
 from vdnn.plan.planner import Planner
 from vdnn.plan.planner import planned as plan_here
 from vdnn.plan.planner_process import PlannerProcess
@@ -55,7 +57,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     require_exact(step.joint.graph)
     forget_fake_results()
     give_back_garbage(len(step.joint.graph.nodes))
-    with returned_memory(), PlannerProcess() as planner:
+    with returned_memory(step.where), PlannerProcess() as planner:
         plan_within = partial(plan_step, step, planner=planner)
         in_room = partial(plan_in_room, plan_within, room=session.disk_room)
         within = in_room if session.part is None else partial(session.part.plan_within, in_room)
@@ -111,9 +113,10 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     require_dense(step.joint.graph)
     joint = tidy(step.joint)
     inputs = describe_inputs(joint.graph, step.plain_inputs)
-    lowered = with_seen(lower(joint, inputs, step.num_forward_outputs, name=step.name), step.seen)
+    lowered = lower(joint, inputs, step.num_forward_outputs, name=step.name, where=step.where)
+    lowered = with_seen(lowered, step.seen)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    around = surroundings_of(step, options)
+    around = surroundings_of(step, graph, options)
     like = None if step.precedent is None else step.precedent.trials.get(TRACED)
     is_run_so = step.precedent is None or step.precedent.form == TRACED
     variants_s = VARIANTS_S if is_run_so else 0.0
@@ -128,11 +131,14 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     return FormProblem(joint, lowered, step.num_forward_outputs, asked, trials=found.trials)
 
 
-def surroundings_of(step: TracedStep, options: Options) -> Surroundings:
-    """What is there beside the step: what was seen, what the user says, and on this machine what the interpreter holds,
-    whose objects lie in the same memory."""
-    is_here = options.hardware.name == THIS_MACHINE
-    objects_nbytes = interpreter_nbytes(len(step.joint.graph.nodes)) if is_here else 0
+def surroundings_of(step: TracedStep, graph: Graph, options: Options) -> Surroundings:
+    """What is there beside the step: what was seen, what the user says, and what the device's memory has beside the
+    bytes of tensors: the interpreter's objects where that is this machine's RAM, else what an allocator rounds up."""
+    if step.where == CPU:
+        is_here = options.hardware.name == THIS_MACHINE
+        objects_nbytes = interpreter_nbytes(len(step.joint.graph.nodes)) if is_here else 0
+    else:
+        objects_nbytes = rounding_nbytes(graph)
     return step.surroundings.joined(Surroundings(options.in_flight, interpreter_nbytes=objects_nbytes))
 
 

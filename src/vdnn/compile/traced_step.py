@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from vdnn.capture.lower import InputInfo, Lowered
 from vdnn.compile.seen_storages import Seen
 from vdnn.cost.tried import Trials
+from vdnn.hardware.where import CPU
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.plan import Plan
@@ -32,7 +34,7 @@ class TracedStep:
     """One training step as a joint graph. `plain_inputs` describes the inputs that AOTAutograd calls plain, by
     position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
     traced, `surroundings` what else was alive with them. `precedent` is the same model at another shape, and
-    `granted_nbytes` the most that a budget was at other shapes, for tensors."""
+    `granted_nbytes` the most that a budget was at other shapes, for tensors. It computes at `where`."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
@@ -42,6 +44,7 @@ class TracedStep:
     surroundings: Surroundings = ALONE
     precedent: Precedent | None = None
     granted_nbytes: int = 0
+    where: torch.device = CPU
 
 
 @dataclass(frozen=True)

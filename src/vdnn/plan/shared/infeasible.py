@@ -34,7 +34,7 @@ def infeasible(plan: Plan, way_out: str) -> Infeasible:
         f"no {plan.strategy!r} plan fits {format_nbytes(asked_nbytes)}: op {moment} {name!r} needs {needed}.",
         *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
         *(
-            [f"    {format_nbytes(objects_nbytes):>12}  the interpreter's objects of the step"]
+            [f"    {format_nbytes(objects_nbytes):>12}  the interpreter's objects of the step, or what is rounded up"]
             if objects_nbytes
             else []
         ),
