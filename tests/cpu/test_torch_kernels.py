@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from codec_calls import calls
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from codec_calls import calls
 from vdnn import environment
 from vdnn.codecs import kernels
 from vdnn.codecs.kernels import reference, torch_kernels, triton_support
