@@ -27,6 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "cpu_only(why): what the test asks is asked of the CPU alone")
     if config.getoption("--device") != device.NAME:
         return
     try:
@@ -44,6 +45,14 @@ def default_device(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with torch.device(request.config.getoption("--device")):
         yield
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--default-device"):
+        return
+    for item in items:
+        if (marker := item.get_closest_marker("cpu_only")) is not None:
+            item.add_marker(pytest.mark.skip(reason=f"of the CPU alone: {marker.args[0]}"))
 
 
 @pytest.fixture

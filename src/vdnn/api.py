@@ -30,6 +30,7 @@ from vdnn.compile.virtual_module import ForwardIsACall, Recipe, bare_copy, follo
 from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import InvalidInput, Unsupported
 from vdnn.hardware.device import Hardware
+from vdnn.hardware.where import CPU, indexed
 from vdnn.options import Options, PlanOptions, RunOptions, TierOptions, check_names
 from vdnn.plan.plan import Plan
 from vdnn.report.record import Report
@@ -211,12 +212,12 @@ def tensor_cache(
         raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
     check_names(options, TierOptions, "tensor_cache")
     known = Options(device=device, **options)
-    hardware = known.hardware
-    accelerator = torch.accelerator.current_accelerator()
+    where = indexed(torch.accelerator.current_accelerator() or CPU)
+    hardware = known.hardware_of(str(where))
     tiers = [tier.name for tier in hardware.tiers[1:]]
-    if accelerator is not None and "host" not in tiers:
+    if where != CPU and "host" not in tiers:
         tiers.insert(0, "host")  # what is behind an accelerator's memory, whatever this machine is described as
-    asked = AskedTiers.of(hardware, known.spill_dir, accelerator or "cpu", verify_spills=known.verify_spills)
+    asked = AskedTiers.of(hardware, known.spill_dir, where, verify_spills=known.verify_spills)
     return TensorCache(
         parse_budget(budget),
         tiers,
@@ -224,7 +225,7 @@ def tensor_cache(
         policy=policy,
         encode=encode,
         over_budget=over_budget,
-        device_type="cpu" if accelerator is None else accelerator.type,
+        where=where,
     )
 
 

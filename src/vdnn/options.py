@@ -216,14 +216,19 @@ class Options:
 
     @property
     def hardware(self) -> Hardware:
-        machine = _this_machine(self.spill_dir) if self.device is None else self.device
+        return self.hardware_of("cpu")
+
+    def hardware_of(self, where: str) -> Hardware:
+        """What was named, else this machine as a step on this device has it."""
+        machine = _this_machine(self.spill_dir, where) if self.device is None else self.device
         machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}
         return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
 
-    def on_known_hardware(self, *, runs: bool = False) -> Options:
+    def on_known_hardware(self, *, runs: bool = False, where: str = "cpu") -> Options:
         """With the machine looked up, and a saved plan read. To be called before tracing starts: while AOTAutograd
-        traces, every tensor is fake. Who only plans has the disk as it is now; who `runs` asks for every plan."""
+        traces, every tensor is fake. Who only plans has the disk as it is now; who `runs` asks for every plan. `where`:
+        the device whose machine it is, unless hardware was named."""
         asked = self
         if self.plan is not None:
             saved = opened(self.plan)
@@ -232,7 +237,8 @@ class Options:
             asked = replace(self, plan=saved, budget=budget)
         if not runs:
             asked = replace(asked, budget=asked.amount)  # a plan is of one model
-        machine = asked.hardware if runs else _with_free_disk(asked.hardware, self.spill_dir)
+        machine = asked.hardware_of(where)
+        machine = machine if runs else _with_free_disk(machine, self.spill_dir)
         return replace(asked, device=machine, costs=asked.chosen_costs)
 
     @classmethod
@@ -285,10 +291,10 @@ def check_names(given: Iterable[str], known: type, function: str) -> None:
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}. Its options: {names}")
 
 
-def _this_machine(spill_dir: str | None) -> Hardware:
+def _this_machine(spill_dir: str | None, where: str) -> Hardware:
     from vdnn.calibrate.this_machine import this_machine  # imports torch, for which `vdnn --help` does not wait
 
-    return this_machine(spill_dir)
+    return this_machine(spill_dir, where)
 
 
 def _with_free_disk(hardware: Hardware, spill_dir: str | None) -> Hardware:

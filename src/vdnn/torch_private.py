@@ -21,7 +21,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import _guards, _ops, _prims_common, _subclasses, nn
@@ -256,6 +256,18 @@ def is_in_function_transform() -> bool:
 
 
 # Tensors and storages
+
+
+@functools.cache
+def fuses_dropout() -> frozenset[str]:
+    """Devices on which eager's dropout is one kernel. Public: none asks `is_fused_kernel_acceptable`."""
+    return frozenset({"cuda", "xpu", "lazy", torch._C._get_privateuse1_backend_name()})
+
+
+def storage_at(address: int, device: torch.device, nbytes: int) -> torch.UntypedStorage:
+    """A storage that owns nothing. Public: none for an accelerator; `torch.frombuffer` does so on the CPU."""
+    storage: Any = torch._C._construct_storage_from_data_pointer(address, device, nbytes)
+    return cast(torch.UntypedStorage, storage)
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

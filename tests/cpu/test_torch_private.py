@@ -65,7 +65,8 @@ CALLED = {
 
 HELD = {
     "torch": "_neg_view __version__ DispatchKey",
-    "torch._C": "DisableTorchFunction _DisableTorchDispatch _current_graph_task_id _storage_Use_Count",
+    "torch._C": """DisableTorchFunction _DisableTorchDispatch _construct_storage_from_data_pointer
+    _current_graph_task_id _get_privateuse1_backend_name _storage_Use_Count""",
     "torch._C._autograd": """_disable_profiler_legacy _enable_profiler_legacy _get_current_graph_task_keep_graph
         _top_saved_tensors_default_hooks""",
     "torch._C._functorch": "peek_interpreter_stack",

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "hardware": VOCABULARY,
     "codecs": VOCABULARY,
     "known_ops": VOCABULARY | {"codecs"},  # the questions that bits answer are listed there
-    "capture": VOCABULARY | {"known_ops"},
+    "capture": VOCABULARY | {"known_ops", "hardware"},  # where a step computes is a device
     "convolutions": VOCABULARY | {"capture"},
     "cost": VOCABULARY | {"known_ops", "hardware", "capture", "convolutions"},
     "plan": VOCABULARY | {"known_ops", "hardware", "cost", "codecs"},
@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "runtime": VOCABULARY | {"plan", "codecs", "hardware", "convolutions"},  # tiers and links are described there
     "rewrite": VOCABULARY
     | {"known_ops", "convolutions", "plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
-    "eager": VOCABULARY | {"codecs", "runtime"},
+    "eager": VOCABULARY | {"codecs", "hardware", "runtime"},
     "calibrate": VOCABULARY | {"hardware", "codecs", "cost", "runtime"},
     "compile": VOCABULARY
     | {

@@ -18,8 +18,9 @@ from vdnn.calibrate.machine_speeds import QUICK, Measurements, hardware_from, me
 from vdnn.environment import cache_dir, disk_dir
 from vdnn.errors import InvalidFile, InvalidInput
 from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
-from vdnn.hardware.device import Hardware
+from vdnn.hardware.device import THIS_MACHINE, Hardware, Tier
 from vdnn.hardware.machine import cpu_model, file_system_of, num_cores
+from vdnn.hardware.presets import preset
 from vdnn.printable import printable
 from vdnn.reading.bounded_json import RECORD_NBYTES, json_in
 from vdnn.reading.fields import ByName, blamed, of
@@ -29,17 +30,43 @@ from vdnn.torch_private import torch_version, without_modes
 
 log = logging.getLogger(__name__)
 
+ASSUMED_ACCELERATOR = "titan-x"
+"""The preset whose speeds an accelerator is taken to have until steps on it have shown theirs: that of the vDNN paper,
+with a copy engine on PCIe gen3. Too slow a link moves less than it could, and no plan is wrong for it."""
+
 _MACHINES_FILE = "machine-v3.json"  # a change in what is measured, or how, takes the next number
 
 _MACHINES = ByName(of(Measurements))
 """From a machine to its measurements."""
 
 
-def this_machine(directory: str | None = None) -> Hardware:
+def this_machine(directory: str | None = None, where: str = "cpu") -> Hardware:
     """From remembered measurements, or from new ones: a few seconds, the first time. They are made with real tensors,
-    also in the middle of a trace. The disk is the one under `directory`, or under the usual one."""
+    also in the middle of a trace. The disk is the one under `directory`, or under the usual one. `where`: the device
+    that computes."""
     with without_modes():
-        return hardware_from(_remembered_or_measured(directory))
+        host = hardware_from(_remembered_or_measured(directory))
+        return host if where == "cpu" else _around(where, host)
+
+
+def _around(where: str, host: Hardware) -> Hardware:
+    """An accelerator with what lies behind it: the host's memory, then its disk. What is not measured of it, its
+    arithmetic and its link, is taken from `ASSUMED_ACCELERATOR`."""
+    import torch
+
+    assumed = preset(ASSUMED_ACCELERATOR)
+    _, device_nbytes = torch.accelerator.get_memory_info(torch.device(where))
+    device = assumed.device.name
+    tiers = [Tier(device, device_nbytes), Tier("host", host.device.nbytes)]
+    links = [assumed.link(device, "host"), assumed.link("host", device)]
+    if any(tier.name == "disk" for tier in host.tiers):
+        tiers.append(host.tier("disk"))
+        links += [replace(host.link(host.device.name, "disk"), source="host", drag=0.0)]
+        links += [replace(host.link("disk", host.device.name), target="host", drag=0.0)]
+    words = f"assumed: as {ASSUMED_ACCELERATOR}"
+    constants = ("flops_per_s", "memory_bandwidth_bytes_per_s", "launch_s", *(link.name for link in links[:2]))
+    sources = (*((name, words) for name in constants), *((link.name, "measured") for link in links[2:]))
+    return replace(assumed, name=THIS_MACHINE, tiers=tuple(tiers), links=tuple(links), sources=sources)
 
 
 def _remembered_or_measured(directory: str | None) -> Measurements:

@@ -5,9 +5,9 @@ compute the same bits as the C++ versions that eager mode runs: dropout with p =
 bilinear upsampling adds in another order. Shapes are concrete here, so the C++ versions can be traced, and what is
 captured is what eager runs.
 
-Dropout has a version of our own, which is eager's formula: the fused form that PyTorch traces rounds its scale
-differently, and the tracer's stand-in for its backward returns other strides than the op. So do some other stand-ins:
-`stand_ins.py`.
+Dropout has a version of our own, which is eager's on the tensor's device: where it is one kernel, that kernel; on the
+CPU a formula, of which the fused form that PyTorch traces rounds the scale differently. The tracer's stand-in for its
+backward returns other strides than the op. So do some other stand-ins: `stand_ins.py`.
 
 Note: [One trace at a time]
 The tables that are patched here belong to the process, and so do the modules that a trace changes (`export.py`). Two
@@ -39,6 +39,7 @@ from vdnn.torch_private import (
     compile_lock,
     forget_dispatch,
     functorch_config,
+    fuses_dropout,
     python_kernels,
     side_effectful_functions,
     tangents_traced_as,
@@ -95,9 +96,12 @@ def require_dense(graph: fx.Graph) -> None:
 
 
 def _dropout(tensor: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-    """Eager's CPU dropout, bit for bit and stride for stride."""
+    """Eager's dropout, bit for bit and stride for stride: on devices that fuse it, one op, elsewhere its formula
+    (ATen/native/Dropout.cpp)."""
     if p == 0 or not train or tensor.numel() == 0:
         return tensor
+    if p < 1 and tensor.device.type in fuses_dropout():
+        return aten.native_dropout(tensor, p, train)[0]
     if p == 1:
         return tensor * torch.zeros((), dtype=tensor.dtype, device=tensor.device)
     noise = torch.empty_like(tensor).bernoulli_(1 - p)

@@ -74,7 +74,7 @@ def export_joint(
 
 @contextlib.contextmanager
 def fake_step(
-    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, device: str = "cpu"
+    module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, device: str | torch.device = "cpu"
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """While open, the module's parameters and buffers are fake tensors on `device`; yields the arguments as fake ones
     too."""
@@ -86,10 +86,11 @@ def fake_step(
             yield tree_map(fake, (tuple(args), dict(kwargs)))
 
 
-def _fake(mode: FakeTensorMode, device: str, leaf: Any) -> Any:
-    """A fake tensor of the same layout; anything else as it is."""
+def _fake(mode: FakeTensorMode, where: str | torch.device, leaf: Any) -> Any:
+    """A fake tensor of the same layout; anything else as it is. What a step on an accelerator has on the CPU stays."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
+    device = "cpu" if leaf.device.type == "cpu" else where
     with mode:
         like = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=device)
     like.requires_grad_(leaf.requires_grad)

@@ -8,14 +8,15 @@ reading: it persists and is never moved.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
 from vdnn.capture.lower import InputInfo
-from vdnn.capture.nodes import descriptor_of, dynamo_source, is_tangent
+from vdnn.capture.nodes import descriptor_of, dynamo_source, is_tangent, tensor_of
+from vdnn.hardware.where import where_of
 from vdnn.ir import Role
 from vdnn.torch_private import BufferAOTInput, ParamAOTInput, PlainAOTInput
 
@@ -40,6 +41,19 @@ def describe_inputs(graph: fx.Graph, plain: Sequence[InputInfo]) -> dict[fx.Node
         else:
             infos[node] = InputInfo(node.name, Role.INPUT)
     return infos
+
+
+def where_of_step(graph: fx.Graph, plain: Sequence[InputInfo]) -> torch.device:
+    """On which device: that of its parameters, buffers and arguments. `InvalidInput` where they are of several."""
+    infos = describe_inputs(graph, plain)
+    given = [node for node in infos if not is_tangent(node)]
+    return where_of((_said(node, infos), tensor) for node in given if (tensor := tensor_of(node)) is not None)
+
+
+def _said(node: fx.Node, infos: Mapping[fx.Node, InputInfo]) -> str:
+    """An argument that nobody has a name for, by its number."""
+    name, descriptor = infos[node].name, descriptor_of(node)
+    return f"argument {descriptor.idx}" if name == node.name and isinstance(descriptor, PlainAOTInput) else name
 
 
 def dynamo_inputs(module: fx.GraphModule, example_inputs: Sequence[Any]) -> list[InputInfo]:

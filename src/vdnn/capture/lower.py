@@ -36,8 +36,12 @@ from vdnn.capture.nodes import (
 from vdnn.capture.ops.information import alphabet_of, reads_encoded, wanted
 from vdnn.capture.ops.kernel_storages import least_storage_nbytes
 from vdnn.capture.ops.traits import traits_of
+from vdnn.hardware.where import CPU
 from vdnn.ir import Graph, Information, Need, Op, Phase, Read, Role, Storage, Trait, Value
 from vdnn.torch_private import OpOverload, schema_of
+
+_CPU_KERNELS = frozenset({"cpu", "meta"})
+"""Tensors of these devices are laid out as the CPU's kernels do it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,8 @@ class Lowered:
     graph: Graph
     nodes: tuple[fx.Node, ...]
     value_of_node: Mapping[fx.Node, int]
+    where: torch.device = CPU
+    """Where the step computes. What it has on the CPU beside an accelerator takes no bytes there."""
 
 
 @dataclass
@@ -62,6 +68,7 @@ class _Builder:
     """Values and storages as they are met. Storage roles are settled as soon as something says what a storage is
     for."""
 
+    where: torch.device = CPU
     values: list[Value] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
@@ -76,12 +83,15 @@ class _Builder:
         if key not in self.storage_of:
             self.storage_of[key] = len(self.names)
             self.names.append(name)
-            self.nbytes.append(tensor.untyped_storage().nbytes())
+            self.nbytes.append(tensor.untyped_storage().nbytes() if self.is_here(tensor) else 0)
             self.roles.append(role)
             self.dtypes.append(_dtype_name(tensor))
             self.members.append([])
             self.writers.append([])
         return self.storage_of[key]
+
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        return self.where == CPU or tensor.device.type == self.where.type
 
     def value(self, tensor: torch.Tensor, name: str, role: Role) -> int:
         storage = self.storage(tensor, name, role)
@@ -114,10 +124,15 @@ class _Builder:
 
 
 def lower(
-    joint: fx.GraphModule, inputs: Mapping[fx.Node, InputInfo], num_forward_outputs: int, *, name: str = "step"
+    joint: fx.GraphModule,
+    inputs: Mapping[fx.Node, InputInfo],
+    num_forward_outputs: int,
+    *,
+    name: str = "step",
+    where: torch.device = CPU,
 ) -> Lowered:
     """The joint graph as storages, values and ops. Placeholders that `inputs` does not describe are plain inputs."""
-    builder = _Builder()
+    builder = _Builder(where)
     value_of_node: dict[fx.Node, int] = {}
     results: dict[fx.Node, list[int | None]] = {}
     ops: list[Op] = []
@@ -160,7 +175,7 @@ def lower(
     graph = Graph(
         name, tuple(ops), tuple(builder.values), builder.storages(), tuple(graph_inputs), tuple(tangents), held
     )
-    return Lowered(graph, tuple(nodes), value_of_node)
+    return Lowered(graph, tuple(nodes), value_of_node, where)
 
 
 def _lower_op(
@@ -178,7 +193,7 @@ def _lower_op(
         None if tensor is None else builder.value(tensor, _result_name(node, position, len(tensors)), role)
         for position, tensor in enumerate(tensors)
     ]
-    if written[0] is not None and not mutated:
+    if written[0] is not None and tensors[0] is not None and not mutated and tensors[0].device.type in _CPU_KERNELS:
         sources = {source: value_of_node[source] for source in node.all_input_nodes if source in value_of_node}
         storages = {source: builder.nbytes[builder.values[value].storage] for source, value in sources.items()}
         builder.takes_at_least(written[0], least_storage_nbytes(node, storages))

@@ -2,8 +2,9 @@
 
 Enters: what a fake tensor's op returned, and its arguments. Leaves: the same with the strides and the types of the real
 op. The one idea: a trace decides by both, so where a stand-in is known to be wrong its result is put right before
-anything else sees it. How kernels lay results out stands in `known_ops/`; which types the statistics of a norm have is
-asked of the kernel itself, once for each device and combination of types, on tensors of a few elements.
+anything else sees it. How the CPU's kernels lay results out stands in `known_ops/`; of other devices stand-ins are
+right, or a watched step says so. Which types the statistics of a norm have is asked of the kernel itself, once for each
+device and combination of types, on tensors of a few elements.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from vdnn.capture.ops.overloads import overload, overloads
+from vdnn.hardware.where import CPU, indexed
 from vdnn.known_ops import KNOWN_OPS
 from vdnn.known_ops.known_op import KernelLayout
 from vdnn.torch_private import FakeTensorMode, OpOverload, corrected_fake_results, schema_of, without_modes
@@ -54,13 +56,13 @@ _SMALL_CALLS = {
 
 
 def _contiguous(result: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return result.contiguous()
+    return result.contiguous() if indexed(result.device) == CPU else result
 
 
-def _as_the_gradient(_: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Of elementwise kernels the first argument decides, where layouts differ."""
-    gradient, other, *__ = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
-    return gradient + other
+def _as_the_gradient(result: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Of the CPU's elementwise kernels the first argument decides, where layouts differ."""
+    gradient, other, *_ = (one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor))
+    return gradient + other if indexed(result.device) == CPU else result
 
 
 @contextmanager
@@ -86,7 +88,7 @@ def _with_types(small: SmallCall, op: OpOverload) -> Callable[..., tuple[torch.T
 
     def corrected(results: Sequence[torch.Tensor | None], *args: Any, **kwargs: Any) -> tuple[torch.Tensor | None, ...]:
         given = dict(zip(names, args, strict=False)) | kwargs
-        where = next(one.device for one in results if one is not None)
+        where = indexed(next(one.device for one in results if one is not None))
         types = _types_of(small, op, tuple(_hashable(given[name]) for name in names if name in given), where)
         return tuple(one if one is None else one.to(type) for one, type in zip(results, types, strict=True))
 

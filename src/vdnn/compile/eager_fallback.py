@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from vdnn.eager.live_bytes import LiveBytes, is_plain
 from vdnn.eager.tensor_cache import TensorCache
 from vdnn.errors import Infeasible
+from vdnn.hardware.where import CPU
 from vdnn.options import Options
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.optimizer_state import STEP_NBYTES, optimizer_named
@@ -46,6 +47,7 @@ class EagerFallback:
         name: str,
         reason: str,
         *,
+        where: torch.device = CPU,
         part: Callable[[], int] | None = None,
         refusal: Callable[[Infeasible], Infeasible] = lambda reason: reason,
     ) -> None:
@@ -68,6 +70,7 @@ class EagerFallback:
             count=self._count,
             watch_always=True,
             refusal=refusal,
+            where=where,
         )
         trained = {id(p): p for part in parts for p in part.parameters() if p.requires_grad}.values()
         self._state_nbytes = sum(optimizer_state_nbytes(options.optimizer, parameter) for parameter in trained)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from vdnn.capture.lower import Lowered
 from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import measure, measure_variants
@@ -16,6 +18,7 @@ from vdnn.cost.op_calls import may_be_tried, op_calls
 from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.tried import OUTLINE, Trials
+from vdnn.hardware.where import CPU
 from vdnn.ir import Graph
 from vdnn.options import Options
 from vdnn.plan.model.budget import resolve_budget
@@ -36,7 +39,8 @@ AGAIN_VARIANTS_S = 0.3
 """The same at a second shape, where those come first that were of use before."""
 
 SMALL_ROOM_NBYTES = 16 * MiB
-"""Trials may always take this much: a few megabytes more or less are the interpreter's own affair."""
+"""Trials on the CPU may always take this much: a few megabytes more or less are the interpreter's own affair. An
+accelerator may have no byte more than the budget."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,25 @@ def estimate(
     outline = roofline(lowered.graph, options.hardware)
     if options.chosen_costs == "roofline":
         return Estimate(outline, {})
-    calls, cache = op_calls(lowered), CostCache()
+    calls, cache, where = op_calls(lowered), CostCache(where=str(lowered.where)), lowered.where
     with without_modes():  # real ops on real tensors, in the middle of a trace
         if options.chosen_costs == "tried":
-            room = room_nbytes(lowered.graph, outline, options, around, granted_nbytes)
+            room = at_least_small(room_nbytes(lowered.graph, outline, options, around, granted_nbytes), where)
             trials = Trials(
-                calls, outline, cache, room_nbytes=room, exact=options.exact, progress=options.progress, like=like
+                calls,
+                outline,
+                cache,
+                room_nbytes=room,
+                exact=options.exact,
+                progress=options.progress,
+                like=like,
+                where=where,
             )
             if options.budget is not None:
                 least_s = min(variants_s, AGAIN_VARIANTS_S) if trials.has_counterparts else variants_s
                 trials.try_variants(least_s if options.replan else None)
             return _of_trials(trials, lowered.graph, outline)
-        costs = _with_untried(measure(calls, cache, progress=options.progress), lowered.graph, outline)
+        costs = _with_untried(measure(calls, cache, progress=options.progress, where=where), lowered.graph, outline)
         if options.budget is None:
             return Estimate(costs, {})
         return Estimate(costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress))
@@ -89,7 +100,7 @@ def estimate(
 def all_tried(trials: Trials, graph: Graph, outline: CostTable, budget_nbytes: int) -> Estimate:
     """After everything was tried that takes no more than the budget by itself."""
     with without_modes():
-        trials.try_rest(max(SMALL_ROOM_NBYTES, budget_nbytes))
+        trials.try_rest(at_least_small(budget_nbytes, trials.where))
     return _of_trials(trials, graph, outline)
 
 
@@ -107,11 +118,11 @@ def room_nbytes(
     problem = Problem(graph, outline, options.hardware, surroundings=around)
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, granted_nbytes)
-    return at_least_small(room_before_step(replace(problem, budget_nbytes=budget_nbytes)))
+    return room_before_step(replace(problem, budget_nbytes=budget_nbytes))
 
 
-def at_least_small(room_nbytes: int | None) -> int | None:
-    return None if room_nbytes is None else max(SMALL_ROOM_NBYTES, room_nbytes)
+def at_least_small(room_nbytes: int | None, where: torch.device) -> int | None:
+    return room_nbytes if room_nbytes is None or where != CPU else max(SMALL_ROOM_NBYTES, room_nbytes)
 
 
 def _with_untried(costs: CostTable, graph: Graph, outline: CostTable) -> CostTable:

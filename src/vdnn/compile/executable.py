@@ -43,6 +43,7 @@ def edition_of(plan: Plan, halves: tuple[Half, Half], programs: Sequence[Program
         overwrites=backward.overwrites,
         num_unchecked=backward.num_unchecked,
         transfers=session.transfers,
+        where=session.where,
     )
 
 

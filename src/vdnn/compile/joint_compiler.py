@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import fx
 
+from vdnn.capture.inputs import where_of_step
 from vdnn.capture.lower import InputInfo
 from vdnn.capture.tidy.passes import tidy
 from vdnn.compile.pipeline import compile_step
@@ -34,6 +35,8 @@ class JointCompiler:
         self, joint: fx.GraphModule, _: Any, *, num_fwd_outputs: int, **__: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         seen, name = self.session.seen, self.session.next_name()
+        where = where_of_step(joint.graph, self.plain_inputs)
+        self.session.compute_on(where)
         step = TracedStep(
             joint,
             num_fwd_outputs,
@@ -44,6 +47,7 @@ class JointCompiler:
             self.session.precedent,
             self.session.granted_nbytes,
             self.session.num_nodes,
+            where,
         )
         forward, backward, self.executor = compile_step(step, self.session)
         self.session.add(self.executor)

@@ -32,13 +32,14 @@ from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import THIS_MACHINE
+from vdnn.hardware.where import CPU
 from vdnn.ir import Graph
 from vdnn.options import Options
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import Asked, parse_share, resolve_budget
 from vdnn.plan.model.optimizer_state import with_optimizer_state
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.surroundings import Surroundings, expected_outside_nbytes, interpreter_nbytes
+from vdnn.plan.model.surroundings import Surroundings, expected_outside_nbytes, interpreter_nbytes, rounding_nbytes
 from vdnn.plan.planner import Planner
 from vdnn.plan.planner import planned as plan_here
 from vdnn.plan.planner_process import PlannerProcess
@@ -61,7 +62,7 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     forget_fake_results()
     session.memory.make_room()  # what another shape left idle is no room for trials
     give_back_garbage(len(step.joint.graph.nodes))
-    with returned_memory(), PlannerProcess() as planner:
+    with returned_memory(step.where), PlannerProcess() as planner:
         plan_within = partial(_plan_beside_shapes, step, session, planner=planner)
         in_room = partial(plan_in_room, plan_within, room=session.disk_room)
         within = in_room if session.part is None else partial(session.part.plan_within, in_room)
@@ -96,7 +97,7 @@ def _plan_beside_shapes(step: TracedStep, session: Session, options: Options, pl
         return plan_step(step, options, planner)
     except Infeasible as reason:
         alone = replace(step, num_other_nodes=0)
-        has_others = surroundings_of(alone, options) != surroundings_of(step, options)
+        has_others = objects_nbytes_of(alone, options) != objects_nbytes_of(step, options)
         if not has_others or session.part is not None:
             raise
         planned = plan_step(alone, options, planner)
@@ -134,9 +135,10 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     require_dense(step.joint.graph)
     joint = tidy(step.joint)
     inputs = describe_inputs(joint.graph, step.plain_inputs)
-    lowered = with_seen(lower(joint, inputs, step.num_forward_outputs, name=step.name), step.seen)
+    lowered = lower(joint, inputs, step.num_forward_outputs, name=step.name, where=step.where)
+    lowered = with_seen(lowered, step.seen)
     graph = with_optimizer_state(lowered.graph, options.optimizer)
-    around = surroundings_of(step, options)
+    around = surroundings_of(step, graph, options)
     like = None if step.precedent is None else step.precedent.trials.get(TRACED)
     is_run_so = step.precedent is None or step.precedent.form == TRACED
     variants_s = VARIANTS_S if is_run_so else 0.0
@@ -162,12 +164,18 @@ def with_expected(around: Surroundings, graph: Graph, budget_nbytes: int, option
     return around if is_known or not is_worth_a_plan(nbytes, budget_nbytes) else replace(around, expected_nbytes=nbytes)
 
 
-def surroundings_of(step: TracedStep, options: Options) -> Surroundings:
-    """What is there beside the step: what was seen, what the user says, and on this machine what the interpreter holds,
-    whose objects lie in the same memory."""
-    is_here = options.hardware.name == THIS_MACHINE
-    objects_nbytes = interpreter_nbytes(len(step.joint.graph.nodes), step.num_other_nodes) if is_here else 0
-    return step.surroundings.joined(Surroundings(options.in_flight, interpreter_nbytes=objects_nbytes))
+def surroundings_of(step: TracedStep, graph: Graph, options: Options) -> Surroundings:
+    """What is there beside the step: what was seen, what the user says, and what the device's memory has beside the
+    bytes of tensors: the interpreter's objects where that is this machine's RAM, else what an allocator rounds up."""
+    beside_nbytes = objects_nbytes_of(step, options) if step.where == CPU else rounding_nbytes(graph)
+    return step.surroundings.joined(Surroundings(options.in_flight, interpreter_nbytes=beside_nbytes))
+
+
+def objects_nbytes_of(step: TracedStep, options: Options) -> int:
+    """What the interpreter holds in this machine's RAM, where the step is to be planned for that."""
+    if step.where != CPU or options.hardware.name != THIS_MACHINE:
+        return 0
+    return interpreter_nbytes(len(step.joint.graph.nodes), step.num_other_nodes)
 
 
 def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iterator[FormProblem]:

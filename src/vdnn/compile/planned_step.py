@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from vdnn.capture.export import check_sample, export_joint, fake_step
@@ -18,10 +19,12 @@ from vdnn.capture.function_module import as_module
 from vdnn.capture.nodes import count_forward_outputs
 from vdnn.compile.pipeline import describe_step, plan_step
 from vdnn.compile.traced_step import TracedStep
+from vdnn.hardware.where import where_of
 from vdnn.options import Options
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.printable import printable
+from vdnn.torch_private import tree_leaves
 
 
 def plan_of(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any], options: Options) -> Plan:
@@ -42,9 +45,18 @@ def captured_step(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
     sample = check_sample(args, kwargs)
     module = as_module(model)
     with contextlib.ExitStack() as stack:
-        fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs))
+        where = where_of(_named_tensors(module, (sample, kwargs)))
+        fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs, device=where))
         joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False).graph_module
-        yield TracedStep(joint, count_forward_outputs(joint.graph), (), name_of(model))
+        yield TracedStep(joint, count_forward_outputs(joint.graph), (), name_of(model), where=where)
+
+
+def _named_tensors(module: nn.Module, given: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+    for number, leaf in enumerate(tree_leaves(given)):
+        if isinstance(leaf, torch.Tensor):
+            yield f"argument {number}", leaf
 
 
 def name_of(model: Any) -> str:

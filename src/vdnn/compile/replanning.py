@@ -129,7 +129,7 @@ class Replanner:
             self._num_rests = min(2 * self._num_rests, MOST_RESTED)
             self._rested = self._num_rests
             self._begin(executor, None, links)
-        elif len(executor.measured.timed) >= NUM_TIMED:
+        elif executor.measured.num_timed >= NUM_TIMED:
             self._learn(executor, links)
         elif self._expected_s is None:
             executor.times_next = True
@@ -167,9 +167,9 @@ class Replanner:
         is_due, self._may_try = self._may_try and not self._trials.is_complete(), False
         if not is_due:
             return
-        self._trials.room_nbytes = at_least_small(room_between_steps(self._problem))
+        self._trials.room_nbytes = at_least_small(room_between_steps(self._problem), self._trials.where)
         self._session.memory.make_room()
-        with without_modes(), returned_memory():
+        with without_modes(), returned_memory(self._trials.where):
             self._trials.try_variants(TRIALS_S)
         self._has_new_variants = True
 
@@ -184,7 +184,7 @@ class Replanner:
     def _learn(self, executor: Executor, links: tuple[ObservedLink, ...]) -> None:
         """Believe what the timed steps took; plan again if that is something else than what was believed."""
         seen = step_times(executor.plan, self._keys, executor.measured.timed)
-        executor.measured.timed.clear()
+        executor.measured.timed_steps.clear()
         executor.edition.forget_marked()
         give_back_garbage(len(self._problem.graph))
         self._expected_s = seen.step_s
@@ -298,7 +298,9 @@ class Replanner:
         if is_quiet:
             known = dict(zip(self._keys, self._form.problem.costs.ops, strict=True))
             there = set(self._trials.keys) & set(self._factors)
-            CostCache().store_all({key: scaled(known[key], self._factors[key]) for key in there})
+            CostCache(where=str(self._form.lowered.where)).store_all(
+                {key: scaled(known[key], self._factors[key]) for key in there}
+            )
 
 
 def is_within_budget(plan: Plan, problem: Problem) -> bool:
@@ -313,7 +315,7 @@ def _fastest_first(costs: Iterable[OpCost]) -> tuple[OpCost, ...]:
 def _is_late(executor: Executor) -> bool:
     """Whether the last step took much longer than its plan says: what copies take matters where they are waited for.
     Counting bytes takes time too, up to as much as the step."""
-    last_s, is_first = executor.measured.last_s, not executor.measured.forward_s and not executor.measured.timed
+    last_s, is_first = executor.measured.last_s, not executor.measured.forward_s and not executor.measured.timed_steps
     return last_s is not None and last_s > executor.plan.step_time_s * (2 if is_first else 1 + OFF_BY)
 
 

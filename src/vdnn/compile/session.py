@@ -5,6 +5,7 @@ Enters: executors as they are compiled. Leaves: a `Report`, predicted beside mea
 
 from __future__ import annotations
 
+import logging
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from functools import cached_property
 from statistics import median
 from typing import Any
 
+import torch
 from torch import nn
 
 from vdnn.compile.budget_part import BudgetPart
@@ -24,6 +26,7 @@ from vdnn.compile.traced_step import Precedent
 from vdnn.errors import BudgetExceeded, CaptureFailed, Infeasible, InvalidInput, Unsupported
 from vdnn.hardware.device import THIS_MACHINE
 from vdnn.hardware.observed_links import ObservedLink
+from vdnn.hardware.where import CPU, where_of
 from vdnn.options import Options
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.findings import Density
@@ -48,6 +51,8 @@ from vdnn.runtime.step_memory import (
 )
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.units import format_nbytes
+
+log = logging.getLogger("vdnn")
 
 TENSOR_CACHE = "tensor-cache"
 """What a report calls the strategy of a model that could not be captured."""
@@ -78,25 +83,56 @@ class Session:
 
     num_nodes: int = 0
     """Of the traces of all shapes that are captured: the interpreter holds objects for each."""
+    where: torch.device = CPU
+    """Where its steps compute: at first where the model's tensors are, then where a captured graph takes its inputs."""
 
     asked: Any = None
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
 
     def __post_init__(self) -> None:
-        begin_step_library()
-        self.options = self.options.on_known_hardware(runs=True)
-        known = self.options
-        asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
-        self._tiers = SharedTiers(shared_runtime(), asked)
-        self.disk_room = DiskRoom(self._tiers)
-        self._began_with = resident()
+        self._given, self.where = self.options, self._where_it_is()
         self.part: BudgetPart | None = None
-        if isinstance(known.budget, Budget):
-            self.part = BudgetPart(known.budget, self.name, known, self.trained, self.memory)
+        self._settle()
+        self._began_with = resident()
+        if isinstance(self.options.budget, Budget):
+            self.part = BudgetPart(self.options.budget, self.name, self.options, self.trained, self.memory)
+
+    def _where_it_is(self) -> torch.device:
+        """By what it trains, as far as that is known."""
+        trained = self.trained()
+        return CPU if trained is None else where_of((*trained.named_parameters(), *trained.named_buffers()))
+
+    def compute_on(self, where: torch.device) -> None:
+        """The next step computes there. What was decided for another device says nothing of this one."""
+        if where == self.where:
+            return
+        if self.part is not None:
+            raise InvalidInput(
+                f"{self.name} was on {self.where} when it joined {self.options.budget}, and computes on {where} now."
+                " Virtualize it where it trains."
+            )
+        self.where, self.precedent, self.granted_nbytes = where, None, 0
+        self.__dict__.pop("memory", None)
+        self._settle()
+
+    def _settle(self) -> None:
+        """The machine behind that device, its tiers and what steps run in."""
+        if self.where == CPU:
+            begin_step_library()
+        known = self.options = self._given.on_known_hardware(runs=True, where=str(self.where))
+        self._tiers = SharedTiers(shared_runtime(), self._asked_tiers())
+        self.disk_room = DiskRoom(self._tiers)
+        log.debug("%s computes on %s, which is %s", self.name, self.where, known.hardware.name)
+
+    def _asked_tiers(self) -> AskedTiers:
+        known = self.options
+        return AskedTiers.of(known.hardware, known.spill_dir, self.where, verify_spills=known.verify_spills)
 
     @cached_property
     def memory(self) -> StepMemory | UnplannedMemory:
         """What this model's steps run in. Whoever asks first waits until there is the library."""
+        if self.where != CPU:
+            return UnplannedMemory(f"{self.where} has an allocator of its own")
         return open_step_memory(within_budget=self.options.budget is not None)
 
     @property
@@ -111,14 +147,15 @@ class Session:
                 f"{self.name} cannot follow the plan that was given, which is one of a graph: {_first_line(why)}\n"
                 "Leave out plan= and name a budget: what cannot be captured then trains within it in a tensor cache."
             ) from why
-        known = self.options
-        asked = AskedTiers.of(known.hardware, known.spill_dir, verify_spills=known.verify_spills)
-        tiers, reason = SharedTiers(shared_runtime(), asked), _first_line(why)
+        known, where, reason = self.options, self.where, _first_line(why)
+        tiers = SharedTiers(shared_runtime(), self._asked_tiers())
         if self.part is None:
-            fallback = EagerFallback(plain, parts, known, tiers, self.name, reason)
+            fallback = EagerFallback(plain, parts, known, tiers, self.name, reason, where=where)
         else:
             nbytes, refusal = self.part.eager_nbytes, self.part.eager_refusal
-            fallback = EagerFallback(plain, parts, known, tiers, self.name, reason, part=nbytes, refusal=refusal)
+            fallback = EagerFallback(
+                plain, parts, known, tiers, self.name, reason, where=where, part=nbytes, refusal=refusal
+            )
             self.part.of_eager(fallback)
         self.eager = weakref.ref(fallback)
         return fallback
@@ -148,7 +185,8 @@ class Session:
         """The problem of a shape of so many nodes, beside all that were captured since. Of a share, what the
         interpreter holds comes on top; a Budget of several models counts it itself."""
         amount = None if isinstance(self.options.budget, Budget) else self.options.amount
-        if amount is None or parse_share(amount) is not None or problem.hardware.name != THIS_MACHINE:
+        is_here = self.where == CPU and problem.hardware.name == THIS_MACHINE
+        if amount is None or parse_share(amount) is not None or not is_here:
             return problem
         nbytes = interpreter_nbytes(num_nodes, self.num_nodes - num_nodes)
         around = problem.surroundings.joined(Surroundings(interpreter_nbytes=nbytes))
@@ -280,6 +318,7 @@ def _measured(executor: Executor) -> TimelineSummary | None:
     if measured.timeline is None:
         return None
     graph = executor.plan.problem.graph
+    measured.settle()
     if not (measured.forward_s and measured.backward_s):
         return summarize(measured.timeline, graph)
     num_steps = min(len(measured.forward_s), len(measured.backward_s))

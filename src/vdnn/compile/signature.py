@@ -27,9 +27,14 @@ def signature_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
     """Everything the trace depended on: arguments, parameters, modes. Equal signatures run the same program."""
     leaves, spec = tree_flatten((args, kwargs))
     settings = tuple(map(_settings, module.modules()))
-    autocast = (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.get_default_dtype())
-    state = tuple(_leaf_signature(t) for t in (*module.parameters(), *module.buffers()))
-    return (tuple(map(_leaf_signature, leaves)), _aliases(leaves), str(spec), settings, autocast, state)
+    tensors = (*module.parameters(), *module.buffers())
+    kinds = {"cpu", *(tensor.device.type for tensor in (*tensors, *leaves) if isinstance(tensor, torch.Tensor))}
+    autocast = tuple(
+        (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in sorted(kinds - {"meta"})
+    )
+    modes = (autocast, torch.get_default_dtype())
+    state = tuple(map(_leaf_signature, tensors))
+    return (tuple(map(_leaf_signature, leaves)), _aliases(leaves), str(spec), settings, modes, state)
 
 
 def _leaf_signature(leaf: Any) -> Hashable:

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import fx
 
 from vdnn.capture.lower import InputInfo, Lowered
 from vdnn.compile.seen_storages import Seen
 from vdnn.cost.tried import Trials
+from vdnn.hardware.where import CPU
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import ALONE, Surroundings
 from vdnn.plan.plan import Plan
@@ -33,7 +35,7 @@ class TracedStep:
     position, as far as somebody knows them. `seen` has the storages that earlier steps showed to be larger than
     traced, `surroundings` what else was alive with them. `precedent` is the same model at another shape, and
     `granted_nbytes` the most that a budget was at other shapes, for tensors. `num_other_nodes`: of the traces of
-    other shapes, which the interpreter holds too."""
+    other shapes, which the interpreter holds too. It computes at `where`."""
 
     joint: fx.GraphModule
     num_forward_outputs: int
@@ -44,6 +46,7 @@ class TracedStep:
     precedent: Precedent | None = None
     granted_nbytes: int = 0
     num_other_nodes: int = 0
+    where: torch.device = CPU
 
 
 @dataclass(frozen=True)

@@ -71,18 +71,20 @@ T = TypeVar("T")
 
 
 class CostCache:
-    """Costs by key, for one machine. `machine` is this one's fingerprint unless told."""
+    """Costs by key, for one machine. `machine` is the fingerprint of this one, computing at `where`, unless told."""
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, machine: str | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, machine: str | None = None, where: str = "cpu"
+    ) -> None:
         self.path = Path(path) if path is not None else cache_dir() / _COSTS_FILE
-        self._machine = machine
+        self._machine, self._where = machine, where
         self._here: dict[tuple[str, str], OpCost] = {}
         self._is_sound = False
 
     @property
     def machine(self) -> str:
         """Asked at every use: the number of threads may have changed since the last."""
-        return self._machine if self._machine is not None else fingerprint()
+        return self._machine if self._machine is not None else fingerprint(self._where)
 
     def lookup(self, keys: Iterable[str]) -> dict[str, OpCost]:
         """The costs that are known, by key. Keys that are missing from the answer have to be measured."""

@@ -1,4 +1,4 @@
-"""Time and workspace of every op, by running it on this machine's CPU.
+"""Time and workspace of every op, by running it where the step computes.
 
 Enters: one `OpCall` per op, or None for a view. Leaves: a `CostTable`. The one idea: networks repeat themselves, so
 equal calls (same op, shapes, strides, dtypes, scalars) share a key, each key is measured once and then remembered by
@@ -29,6 +29,7 @@ from vdnn.cost.stopwatch import Run, lap, num_quiet, typical_s
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.timed_groups import DISTURBED, MEASURED, laps_in_turn, naming, timed
 from vdnn.hardware.busy_cores import QUIET_SHARE, others_share, share_now
+from vdnn.hardware.where import CPU, own_generators
 from vdnn.torch_private import tree_leaves
 
 log = logging.getLogger(__name__)
@@ -93,19 +94,24 @@ def measure(
     *,
     repeats: int = REPEATS,
     progress: Progress | None = None,
+    where: torch.device = CPU,
 ) -> CostTable:
     """One cost per call. `progress(done, total)` counts what had to be measured."""
     distinct = {call.key: call for call in (call or VIEW for call in calls)}
-    costs = _known_or_measured(distinct, lambda keys: _timed_calls(distinct, keys, repeats), cache, progress)
+    costs = _known_or_measured(
+        distinct, lambda keys: _timed_calls(distinct, keys, repeats, where), cache, progress, where
+    )
     return CostTable(tuple(costs[(call or VIEW).key] for call in calls))
 
 
-def _timed_calls(calls: Mapping[str, OpCall], keys: Iterable[str], repeats: int) -> Iterator[tuple[str, OpCost]]:
+def _timed_calls(
+    calls: Mapping[str, OpCall], keys: Iterable[str], repeats: int, where: torch.device
+) -> Iterator[tuple[str, OpCost]]:
     """Ops in groups; a view by itself, because steps are full of them and its code never goes cold."""
     makers = {key: calls[key].make for key in keys}
     if VIEW.key in makers:
         yield from timed({VIEW.key: makers.pop(VIEW.key)}, repeats)
-    yield from timed(makers, repeats)
+    yield from timed(makers, repeats, where)
 
 
 def measure_variants(
@@ -152,6 +158,7 @@ def _known_or_measured(
     measured: Callable[[Sequence[str]], Iterator[tuple[str, OpCost]]],
     cache: CostCache,
     progress: Progress | None,
+    where: torch.device = CPU,
 ) -> dict[str, OpCost]:
     costs = cache.lookup(keys)
     unsure = {key for key, cost in costs.items() if cost.source != MEASURED}
@@ -160,7 +167,7 @@ def _known_or_measured(
     )
     unknown = [key for key in keys if key not in costs or key in unsure]
     begin, report = perf_counter(), progress or _announcement()
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), own_generators(where):
         for done, (key, cost) in enumerate(_in_stretches(measured(unknown)), start=1):
             costs[key] = cost
             cache.store(key, cost)

@@ -25,6 +25,7 @@ from vdnn.convolutions.compute import COMPUTE
 from vdnn.convolutions.traced import variant_arguments, variants_of
 from vdnn.convolutions.ways import may_be_exact
 from vdnn.cost.measured import OpCall, OpVariant, Run
+from vdnn.hardware.where import CPU
 from vdnn.ir import Op, Trait
 from vdnn.known_ops import known
 from vdnn.torch_private import OpOverload
@@ -89,7 +90,8 @@ def _key(node: fx.Node) -> str:
 def _spelled(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
-    return f"{value.dtype}{tuple(value.shape)}@{tuple(value.stride())}".removeprefix("torch.")
+    kind = "" if value.device.type in ("cpu", "meta") else f" on {value.device.type}"
+    return f"{value.dtype}{tuple(value.shape)}@{tuple(value.stride())}{kind}".removeprefix("torch.")
 
 
 def _make(node: fx.Node, invent: Callable[[torch.Tensor], torch.Tensor]) -> Run:
@@ -152,7 +154,7 @@ def _both_signs_and_zeros(like: torch.Tensor) -> torch.Tensor:
 
 def _flat(like: torch.Tensor) -> torch.Tensor:
     # Flat, to be laid out when filled: an expanded tensor repeats elements and could not be filled itself.
-    return torch.empty(_extent(like), dtype=like.dtype)
+    return torch.empty(_extent(like), dtype=like.dtype, device=CPU if like.is_meta else like.device)
 
 
 def _extent(like: torch.Tensor) -> int:

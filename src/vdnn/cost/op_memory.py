@@ -17,6 +17,10 @@ needs allocator settings that slow the whole process for good.
 The public `torch.profiler` reads the same events, but its first use takes over a second and each use writes two lines
 to stderr; the entry points in `torch_private.py` take 30 microseconds. `tests/cpu/test_measured_costs.py` compares
 the two.
+
+An accelerator's allocator counts by itself: the most that it had at once, less what it has in the end. It is asked
+once the op is over, because an allocator may also be asked by the device while it works. Whoever looks at
+`torch.accelerator.max_memory_allocated` finds it reset by a trial of ops, which is the first step's affair.
 """
 
 from __future__ import annotations
@@ -28,15 +32,29 @@ from itertools import accumulate
 import torch
 
 from vdnn.cost.collector import collector_paused
+from vdnn.hardware.where import CPU
 from vdnn.torch_private import is_profiler_enabled, start_recording_memory, stop_recording_memory
 
 
-def workspace_nbytes(run: Callable[[], object]) -> int:
+def workspace_nbytes(run: Callable[[], object], where: torch.device = CPU) -> int:
     """The workspace of one run. A thread has one profiler: while the user's is on, ours records on another thread."""
+    if where != CPU:
+        return _counted_by_allocator(run, where)
     if not is_profiler_enabled():
         return _recorded(run)
     with ThreadPoolExecutor(max_workers=1) as other_thread:
         return other_thread.submit(_recorded, run).result()
+
+
+def _counted_by_allocator(run: Callable[[], object], where: torch.device) -> int:
+    with torch.no_grad(), collector_paused():
+        torch.accelerator.synchronize(where)
+        torch.accelerator.reset_peak_memory_stats(where)
+        result = run()
+        torch.accelerator.synchronize(where)
+        highest, last = torch.accelerator.max_memory_allocated(where), torch.accelerator.memory_allocated(where)
+    del result
+    return highest - last
 
 
 def _recorded(run: Callable[[], object]) -> int:

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from vdnn.hardware.clocks import Clock, Moment
 
 _TASKS = Path("/proc/self/task")
 HARMLESS_SHARE = 0.02  # of a run: what its threads may have waited for a core
@@ -21,9 +25,40 @@ HARMLESS_SHARE = 0.02  # of a run: what its threads may have waited for a core
 Run = Callable[[], object]
 
 
+class Timed(Protocol):
+    @property
+    def seconds(self) -> float: ...
+
+    @property
+    def is_disturbed(self) -> bool: ...
+
+
 class Lap(NamedTuple):
+    """A run of the processor."""
+
     seconds: float
     is_disturbed: bool
+
+
+class LapInQueue:
+    """A run that an accelerator does when it comes to it: its time is read when somebody asks. Whether others kept it
+    from the device, the host cannot see."""
+
+    is_disturbed = False
+
+    def __init__(self, clock: Clock, begin: Moment, end: Moment) -> None:
+        self._clock, self._begin, self._end = clock, begin, end
+
+    @cached_property
+    def seconds(self) -> float:
+        return self._clock.seconds(self._begin, self._end)
+
+
+def lap_in_queue(run: Run, clock: Clock) -> LapInQueue:
+    """The same by an accelerator, with its clock."""
+    begin = clock.now()
+    run()
+    return LapInQueue(clock, begin, clock.now())
 
 
 def lap(run: Run) -> Lap:
@@ -35,11 +70,11 @@ def lap(run: Run) -> Lap:
     return Lap(seconds, _waited_s() - before_s > HARMLESS_SHARE * seconds)
 
 
-def num_quiet(laps: Sequence[Lap]) -> int:
+def num_quiet(laps: Sequence[Timed]) -> int:
     return sum(not one.is_disturbed for one in laps)
 
 
-def typical_s(laps: Sequence[Lap]) -> float:
+def typical_s(laps: Sequence[Timed]) -> float:
     """The middle of the undisturbed runs; where there are none, the shortest: disturbance only ever lengthens a run."""
     quiet = [one.seconds for one in laps if not one.is_disturbed]
     return median(quiet) if quiet else min(one.seconds for one in laps)

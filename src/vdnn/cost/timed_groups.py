@@ -23,9 +23,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
+import torch
+
 from vdnn.cost.op_memory import workspace_nbytes
-from vdnn.cost.stopwatch import Lap, Run, lap, num_quiet, typical_s
+from vdnn.cost.stopwatch import Lap, Run, Timed, lap, lap_in_queue, num_quiet, typical_s
 from vdnn.cost.table import OpCost
+from vdnn.hardware.clocks import Clock, clock_of
+from vdnn.hardware.where import CPU
 
 LONG_OP_S = 0.05  # at 10 GB/s as much as half a gigabyte has passed: no cache holds it
 GROUP_SIZE = 8  # see the head of this file
@@ -48,59 +52,66 @@ class Prepared:
     workspace_nbytes: int
     first_s: float
 
-    def cost(self, laps: list[Lap]) -> OpCost:
+    def cost(self, laps: list[Timed]) -> OpCost:
         return OpCost(typical_s(laps), self.workspace_nbytes, MEASURED if num_quiet(laps) else DISTURBED)
 
 
-def timed(makers: Mapping[str, Callable[[], Run]], repeats: int) -> Iterator[tuple[str, OpCost]]:
-    """Each op's cost, as soon as it is known. `makers` allocate inputs and return a function that runs the op."""
+def timed(
+    makers: Mapping[str, Callable[[], Run]], repeats: int, where: torch.device = CPU
+) -> Iterator[tuple[str, OpCost]]:
+    """Each op's cost, as soon as it is known. `makers` allocate inputs and return a function that runs the op there."""
+    queue = None if where == CPU else clock_of(where)
     group: list[Prepared] = []
     for key, make in makers.items():
-        op = _prepared(key, make)
+        op = _prepared(key, make, where)
         if op.first_s >= LONG_OP_S:
-            yield key, _alone(op, repeats)
+            yield key, _alone(op, repeats, queue)
             continue
         group.append(op)
         if len(group) == GROUP_SIZE or sum(member.first_s for member in group) >= GROUP_S:
-            yield from _in_rounds(group, repeats)
+            yield from _in_rounds(group, repeats, queue)
             group.clear()
-    yield from _in_rounds(group, repeats)
+    yield from _in_rounds(group, repeats, queue)
 
 
-def _prepared(key: str, make: Callable[[], Run]) -> Prepared:
+def _prepared(key: str, make: Callable[[], Run], where: torch.device) -> Prepared:
     with naming(key):
         run = make()
         begin = perf_counter()
-        workspace = workspace_nbytes(run)
+        workspace = workspace_nbytes(run, where)
         first_s = perf_counter() - begin
         # The first call may also have made what the library keeps for good: the second is the one to believe. Next to
         # what an op of so long a time allocates, that is nothing.
-        return Prepared(key, run, workspace if first_s >= SECONDS_PER_OP else workspace_nbytes(run), first_s)
+        return Prepared(key, run, workspace if first_s >= SECONDS_PER_OP else workspace_nbytes(run, where), first_s)
 
 
-def _alone(op: Prepared, repeats: int) -> OpCost:
+def _alone(op: Prepared, repeats: int, queue: Clock | None) -> OpCost:
     if op.first_s >= SINGLE_RUN_S:
         return OpCost(op.first_s, op.workspace_nbytes, MEASURED)
     with naming(op.key):
-        return op.cost(laps_of(op.run, repeats))
+        return op.cost(laps_of(op.run, repeats, queue))
 
 
-def _in_rounds(group: list[Prepared], repeats: int) -> Iterator[tuple[str, OpCost]]:
-    laps: list[list[Lap]] = [[] for _ in group]
+def _in_rounds(group: list[Prepared], repeats: int, queue: Clock | None) -> Iterator[tuple[str, OpCost]]:
+    laps: list[list[Timed]] = [[] for _ in group]
     for number in range(MAX_ROUNDS * repeats):
         if number >= repeats and all(num_quiet(of_op) >= min(MIN_QUIET, repeats) for of_op in laps):
             break
         for op, of_op in zip(group, laps, strict=True):
             with naming(op.key):
-                of_op.append(lap(op.run))
+                of_op.append(_lap(op.run, queue))
     yield from ((op.key, op.cost(of_op)) for op, of_op in zip(group, laps, strict=True))
 
 
-def laps_of(run: Run, repeats: int) -> list[Lap]:
+def _lap(run: Run, queue: Clock | None) -> Timed:
+    return lap(run) if queue is None else lap_in_queue(run, queue)
+
+
+def laps_of(run: Run, repeats: int, queue: Clock | None = None) -> list[Timed]:
     """So many runs, or as many as the time allows."""
-    laps: list[Lap] = []
+    laps: list[Timed] = []
     while not laps or (len(laps) < repeats and sum(one.seconds for one in laps) < SECONDS_PER_OP):
-        laps.append(lap(run))
+        laps.append(_lap(run, queue))
     return laps
 
 

@@ -34,6 +34,8 @@ from vdnn.cost.op_memory import workspace_nbytes
 from vdnn.cost.stopwatch import Run
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.timed_groups import naming
+from vdnn.hardware.clocks import Moment, clock_of
+from vdnn.hardware.where import CPU, own_generators
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,8 @@ class Counterpart:
 
 class Trials:
     """What is tried of one captured step. `room_nbytes` bounds what a trial may allocate; None: nothing does.
-    `outline` prices the ops that may not be run. `like`: the trials of the same step at another shape."""
+    `outline` prices the ops that may not be run. Others run at `where`. `like`: the trials of the same step at another
+    shape."""
 
     def __init__(
         self,
@@ -79,7 +82,9 @@ class Trials:
         exact: bool = True,
         progress: Progress | None = None,
         like: Trials | None = None,
+        where: torch.device = CPU,
     ) -> None:
+        self.where, self._clock = where, clock_of(where)
         self._calls, self._outline, self._cache = [call or VIEW for call in calls], outline, cache
         self.room_nbytes, self._exact, self._progress = room_nbytes, exact, progress
         self._ratios: dict[str, float] = {} if like is None else dict(like._ratios)
@@ -136,7 +141,7 @@ class Trials:
         """Other ways of computing ops, those with the largest workspaces first, for so long at most."""
         begin = perf_counter()
         calls = self._untried()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), own_generators(self.where):
             for done, call in enumerate(calls, start=1):
                 if seconds is not None and perf_counter() - begin >= seconds:
                     break
@@ -157,14 +162,14 @@ class Trials:
         unknown = sorted((call for key, call in distinct.items() if key not in costs), key=lambda call: call.nbytes)
         moment_of = {call.key: moment for moment, call in enumerate(self._calls)}
         begin, found = perf_counter(), {}
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with torch.no_grad(), own_generators(self.where):
             for done, call in enumerate(unknown, start=1):
                 alike = self._counterparts.get(call.key)
                 if alike is not None and self._ratios.get(call.family) == 0:
                     costs[call.key] = OpCost(alike.seconds, 0, SCALED)
-                elif self._fits(call):
-                    found[call.key] = _tried(call, alike)
-                    self._learn(call, found[call.key].workspace_nbytes)
+                elif self._fits(call) and (seen := self._tried_if_possible(call, alike)) is not None:
+                    found[call.key] = seen
+                    self._learn(call, seen.workspace_nbytes)
                 else:
                     outline = self._outline[moment_of[call.key]]
                     costs[call.key] = OpCost(outline.seconds, self._expected(call), OUTLINE)
@@ -233,14 +238,14 @@ class Trials:
         with naming(call.key):
             op, runs = call.make_variants([variant.name for variant in names.values()])
             results: list[object] = []
-            op_s = _seen(op, results.append).seconds
+            op_s = self._seen(op, results.append).seconds
             return {key: self._variant_cost(call, v, runs[v.name], results[0], op_s) for key, v in names.items()}
 
     def _variant_cost(self, call: OpCall, variant: OpVariant, run: Run, of_op: object, op_s: float) -> OpCost:
         results: list[object] = []
-        first = _seen(run, results.append)
+        first = self._seen(run, results.append)
         exact = variant.may_be_exact and same_bits(results.pop(), of_op)
-        seen = first if first.seconds >= LONG_RUN_S else _seen(run)
+        seen = first if first.seconds >= LONG_RUN_S else self._seen(run)
         ratio = min(first.seconds, seen.seconds) / op_s
         ratio = 1.0 if LITTLE_GAIN <= ratio < 1.0 else ratio
         return OpCost(self._costs[call.key].seconds * ratio, seen.workspace_nbytes, TRIED, exact=exact)
@@ -249,31 +254,36 @@ class Trials:
         if self._progress is not None:
             self._progress(done, total)
 
+    def _tried_if_possible(self, call: OpCall, alike: Counterpart | None) -> OpCost | None:
+        """None where an accelerator has not what the op takes: as much is expected of it as there would have been."""
+        try:
+            return self._tried(call, alike)
+        except torch.OutOfMemoryError:
+            self._learn(call, max(self._expected(call), (self.room_nbytes or 0) - call.nbytes))
+            return None
 
-def _tried(call: OpCall, alike: Counterpart | None = None) -> OpCost:
-    """`alike` knows its seconds, so that one run is enough."""
-    with naming(call.key):
-        run = (call.make_quickly or call.make)()
-        first = _seen(run)
-        if alike is not None:
-            return OpCost(alike.seconds, first.workspace_nbytes, SCALED)
-        # The first call may also have made what the library keeps for good: the second is the one to believe.
-        seen = first if first.seconds >= LONG_RUN_S else _seen(run)
-        return OpCost(min(first.seconds, seen.seconds), seen.workspace_nbytes, TRIED)
+    def _tried(self, call: OpCall, alike: Counterpart | None = None) -> OpCost:
+        """`alike` knows its seconds, so that one run is enough."""
+        with naming(call.key):
+            run = (call.make_quickly or call.make)()
+            first = self._seen(run)
+            if alike is not None:
+                return OpCost(alike.seconds, first.workspace_nbytes, SCALED)
+            # The first call may also have made what the library keeps for good: the second is the one to believe.
+            seen = first if first.seconds >= LONG_RUN_S else self._seen(run)
+            return OpCost(min(first.seconds, seen.seconds), seen.workspace_nbytes, TRIED)
 
+    def _seen(self, run: Run, keep: Callable[[object], None] | None = None) -> Seen:
+        """One run, and what it showed; `keep` is given what it returned."""
+        moments: list[Moment] = []
 
-def _seen(run: Run, keep: Callable[[object], None] | None = None) -> Seen:
-    """One run, and what it showed; `keep` is given what it returned."""
-    seconds = 0.0
+        def timed() -> object:
+            moments.append(self._clock.now())
+            result = run()
+            moments.append(self._clock.now())
+            if keep is not None:
+                keep(result)
+            return result
 
-    def timed() -> object:
-        nonlocal seconds
-        begin = perf_counter()
-        result = run()
-        seconds = perf_counter() - begin
-        if keep is not None:
-            keep(result)
-        return result
-
-    workspace = workspace_nbytes(timed)
-    return Seen(seconds, workspace)
+        workspace = workspace_nbytes(timed, self.where)
+        return Seen(self._clock.seconds(*moments), workspace)

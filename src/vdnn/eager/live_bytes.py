@@ -55,8 +55,8 @@ class Tally:
 
 
 class LiveBytes:
-    def __init__(self, device_type: str) -> None:
-        self.device_type = device_type
+    def __init__(self, where: torch.device) -> None:
+        self.where = where
         self.peak_nbytes = 0
         self._tally = Tally()
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ class LiveBytes:
 
     def count(self, tensor: torch.Tensor) -> int:
         """The bytes that this tensor adds: none if its storage is known."""
-        if tensor.device.type != self.device_type:
+        if tensor.device != self.where:
             return 0
         try:
             storage = tensor.untyped_storage()

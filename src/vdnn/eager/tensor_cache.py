@@ -46,6 +46,7 @@ from vdnn.eager.routine import Packed, Routine
 from vdnn.eager.saved_items import Saved, Unmoved, is_leaf
 from vdnn.eager.use_order import Follower
 from vdnn.errors import Infeasible
+from vdnn.hardware.where import CPU
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import is_in_backward, push_mode, without_torch_dispatch
 from vdnn.units import Nbytes
@@ -82,7 +83,7 @@ class TensorCache:
         policy: str = NEXT_USE,
         encode: bool = True,
         over_budget: str = "raise",
-        device_type: str = "cpu",
+        where: torch.device = CPU,
         share: Fraction | None = None,
         count: Callable[[LiveBytes], None] = LiveBytes.count_everything,
         watch_always: bool = False,
@@ -92,7 +93,7 @@ class TensorCache:
         `watch_always` has every step watched, whatever the ones before it did. `refusal` puts what
         cannot be into the words of somebody who has more to say."""
         self.policy, self._over_budget = check_policy(policy), over_budget
-        self._live, self._sizes = LiveBytes(device_type), ResultSizes()
+        self._live, self._sizes = LiveBytes(where), ResultSizes()
         self._space = Space(
             budget_nbytes, tiers, transfers, policy=policy, encode=encode, live=self._live, used=self._used_nbytes
         )
@@ -251,7 +252,7 @@ class TensorCache:
         return tensor
 
     def _may_move(self, tensor: torch.Tensor) -> bool:
-        if is_leaf(tensor) or not is_plain(tensor) or tensor.device.type != self._live.device_type:
+        if is_leaf(tensor) or not is_plain(tensor) or tensor.device != self._live.where:
             return False
         if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
             return False  # bits beside the memory that a layout does not carry

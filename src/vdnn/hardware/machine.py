@@ -56,8 +56,28 @@ def file_system_of(directory: str | os.PathLike[str]) -> str:
     return found
 
 
-def fingerprint() -> str:
-    """All that makes the same op on the same shapes take another time or another workspace."""
+def fingerprint(where: str = "cpu") -> str:
+    """All that makes the same op on the same shapes take another time or another workspace. `where` it runs; two
+    accelerators of one name are alike."""
+    import torch
+
+    from vdnn.hardware.where import device_name
+
+    if where != "cpu":
+        return " | ".join((device_name(torch.device(where)), *_kernel_choices(where), _in_general()))
+    return _in_general()
+
+
+def _kernel_choices(where: str) -> tuple[str, ...]:
+    """Settings by which libraries of accelerators choose among kernels."""
+    import torch
+
+    cudnn = torch.backends.cudnn
+    settings = (cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32)
+    return () if not where.startswith("cuda") else (f"cudnn {settings}",)
+
+
+def _in_general() -> str:
     import torch
 
     return " | ".join(

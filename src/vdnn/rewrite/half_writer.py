@@ -219,7 +219,9 @@ class HalfWriter:
         for source in away:
             need = needs.get(self._lowered.value_of_node[source], Need.NOTHING)
             assert need in NO_USE, f"{node} needs {need} of {source}, whose storage is away"
-        return {source: self.graph.call_function(runtime.phantom, _layout(source)) for source in away}
+        return {
+            source: self.graph.call_function(runtime.phantom, (*_layout(source), *_devices(source))) for source in away
+        }
 
     def _call(self, position: int, function: object, *arguments: object) -> fx.Node:
         node = self.graph.call_function(function, arguments)  # type: ignore[arg-type]

@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from vdnn.errors import LostHandle, Unsupported
+from vdnn.hardware.clocks import Clock, Moment, Spans, clock_of
+from vdnn.hardware.where import CPU
 from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.model.findings import GradientError
 from vdnn.plan.model.surroundings import Surroundings
@@ -38,6 +40,7 @@ from vdnn.plan.plan import Plan
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
 from vdnn.runtime.journeys import Journeys, trips_of
+from vdnn.runtime.out_of_memory import out_of_memory_words
 from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.running_step import Step, running
@@ -65,6 +68,8 @@ class OrdinaryStep:
         self.edition = edition
         self.journeys, self.encodings, self.overflow = edition.journeys(), edition.encodings, Overflow(is_lost)
         self.remembered: RememberedForward | None = None
+        self.forward: tuple[Moment, Moment] | None = None
+        """When its forward began and ended."""
         self.is_shown = is_lost or are_saved_tensors_hooked()
 
     def mark(self, position: int) -> None:
@@ -82,18 +87,37 @@ class TimedStep(OrdinaryStep):
 
     def __init__(self, edition: Edition) -> None:
         super().__init__(edition)
-        self._begins: list[tuple[int, float]] = []
-        self.seconds: dict[int, float] = {}
-        """Of each instruction that has run, by position."""
+        self._begins: list[tuple[int, Moment]] = []
+        self.times = InstructionTimes(edition.clock)
 
     def mark(self, position: int) -> None:
-        self._begins.append((position, time.perf_counter()))
+        self._begins.append((position, self.times.clock.now()))
 
     def end_half(self) -> None:
         ends = [begin for _, begin in self._begins[1:]]
-        ends.append(time.perf_counter())
-        self.seconds |= {position: end - begin for (position, begin), end in zip(self._begins, ends, strict=True)}
+        ends.append(self.times.clock.now())
+        self.times.spans |= {position: (begin, end) for (position, begin), end in zip(self._begins, ends, strict=True)}
         self._begins.clear()
+
+
+@dataclass
+class InstructionTimes:
+    """When each instruction of a timed step began and ended, by position. Holds nothing of the step."""
+
+    clock: Clock
+    spans: dict[int, tuple[Moment, Moment]] = field(default_factory=dict)
+
+    @property
+    def is_past(self) -> bool:
+        return all(self.clock.is_past(end) for _, end in self.spans.values())
+
+    @property
+    def seconds(self) -> dict[int, float]:
+        return {position: self.clock.seconds(*span) for position, span in self.spans.items()}
+
+    def in_all_s(self) -> float | None:
+        """None while the device is not there yet."""
+        return sum(self.seconds.values()) if self.is_past else None
 
 
 class BoxedCall:
@@ -109,26 +133,47 @@ class BoxedCall:
 
 @dataclass
 class Measured:
-    """What an executor has seen so far."""
+    """What an executor has seen so far. An accelerator's times are known once it is past them."""
 
-    forward_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
-    backward_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
+    clock: Clock
+    forward_s: Spans = field(init=False)
+    backward_s: Spans = field(init=False)
     timeline: Timeline | None = None
     gradient_error: GradientError | None = None
     num_forward: int = 0
     num_backward: int = 0
-    last_s: float | None = None
-    """What the last step of this edition took, however it was run."""
+    last: Callable[[], float | None] = field(default=lambda: None)
+    """What the last step of this edition took, however it was run; None where that is not known yet."""
 
-    timed: list[dict[int, float]] = field(default_factory=list)
-    """Of every timed step of this edition: seconds by position of the instruction."""
+    timed_steps: list[InstructionTimes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.forward_s, self.backward_s = (Spans(self.clock, KEPT_TIMES) for _ in range(2))
+
+    @property
+    def last_s(self) -> float | None:
+        return self.last()
+
+    @property
+    def timed(self) -> list[dict[int, float]]:
+        """Of every timed step of this edition: seconds by position of the instruction."""
+        return [step.seconds for step in self.timed_steps if step.is_past]
+
+    @property
+    def num_timed(self) -> int:
+        return sum(step.is_past for step in self.timed_steps)
+
+    def settle(self) -> None:
+        """Wait for what is under way."""
+        self.forward_s.settle()
+        self.backward_s.settle()
 
     def forget_times(self) -> None:
         """The steps of another edition take another time."""
         self.forward_s.clear()
         self.backward_s.clear()
-        self.timed.clear()
-        self.last_s = None
+        self.timed_steps.clear()
+        self.last = lambda: None
 
 
 @dataclass(frozen=True)
@@ -163,10 +208,14 @@ class Edition:
     overwrites: Sequence[int]
     num_unchecked: int
     transfers: Callable[[], Transfers]
+    where: torch.device = CPU
+    """Where it computes."""
+
     number: int = 0
     """How many were before it."""
 
     def __post_init__(self) -> None:
+        self.clock = clock_of(self.where)
         self.schedule, self.trips = schedule(self.plan), trips_of(self.plan)
         self.encodings = Encodings(self.plan, self.transfers)
         self._marked: tuple[bool, tuple[Boxed, Boxed]] | None = None
@@ -218,7 +267,7 @@ class Executor:
         self._exact_rerun = exact_rerun
         self._in_flight: weakref.WeakSet[Step] = weakref.WeakSet()
         self._entering = threading.RLock()
-        self.measured = Measured()
+        self.measured = Measured(edition.clock)
         self._is_watched, self._memory = watched, memory
         self.forward = BoxedCall(self._forward)
         self.backward = BoxedCall(self._backward)
@@ -270,7 +319,7 @@ class Executor:
             self.before_step()
         self.measured.num_forward += 1
         self._make_ready()
-        with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
+        with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half, self._numbers("forward"):
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])
         return results
@@ -300,10 +349,11 @@ class Executor:
             return self._forward_timed(args)
         step = OrdinaryStep(self.edition)
         self._enter(step, args)
-        begin = time.perf_counter()
+        begin = self.edition.clock.now()
         with running(step):
             results = self.edition.forward.run(args)
-        self.measured.forward_s.append(time.perf_counter() - begin)
+        step.forward = begin, self.edition.clock.now()
+        self.measured.forward_s.add(*step.forward)
         return results
 
     def _backward(self, args: list[Any]) -> Sequence[Any]:
@@ -314,7 +364,7 @@ class Executor:
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
         num_in_flight = max(len(self._in_flight), 1)
-        with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half:
+        with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half, self._numbers("backward"):
             found = Surroundings(num_in_flight, self._memory.outside_nbytes)
             gradients = self._backward_of(step, args)
             half.hold(gradients)
@@ -325,15 +375,23 @@ class Executor:
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
         return gradients
 
+    @contextmanager
+    def _numbers(self, half: str) -> Iterator[None]:
+        """Where the device has less than its plan was made for, the error says what was planned and who has it."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise torch.OutOfMemoryError(out_of_memory_words(error, half, self.plan, self.edition.where)) from error
+
     def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:
             return self._backward_watched(step, args)
         if isinstance(step, TimedStep):
             return self._backward_timed(step, args)
-        begin = time.perf_counter()
+        begin = step.edition.clock.now()
         with running(step, is_end=True):
             gradients = step.edition.backward.run(args)
-        self._note_backward(time.perf_counter() - begin, step)
+        self._note_backward((begin, step.edition.clock.now()), step)
         return gradients
 
     def _forward_timed(self, args: list[Any]) -> Sequence[Any]:
@@ -350,13 +408,13 @@ class Executor:
             gradients = step.edition.marked(checked=False)[1](args)
         step.end_half()
         if step.edition is self.edition:
-            self.measured.timed.append(step.seconds)
-            self.measured.last_s = sum(step.seconds.values())
+            self.measured.timed_steps.append(step.times)
+            self.measured.last = step.times.in_all_s
         return gradients
 
     def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
         edition = self.edition
-        step = WatchedStep(edition.plan, edition.schedule, edition.journeys(), edition.encodings)
+        step = WatchedStep(edition.plan, edition.schedule, edition.journeys(), edition.encodings, edition.where)
         step.edition = edition
         self._enter(step, args)
         step.count_inputs(args, edition.forward.constants)
@@ -382,13 +440,13 @@ class Executor:
     def _note_timeline(self, step: WatchedStep) -> None:
         """What an edition did that nobody follows any more is not reported."""
         if step.edition is self.edition:
-            self.measured.timeline = step.timeline
-            self.measured.last_s = None if step.timeline is None else step.timeline.duration_s
+            timeline = self.measured.timeline = step.timeline
+            self.measured.last = lambda: None if timeline is None else timeline.duration_s
 
-    def _note_backward(self, seconds: float, step: Step) -> None:
+    def _note_backward(self, span: tuple[Moment, Moment], step: Step) -> None:
         if step.edition is self.edition:
-            self.measured.backward_s.append(seconds)
-            self.measured.last_s = seconds + self.measured.forward_s[-1] if self.measured.forward_s else None
+            self.measured.backward_s.add(*span)
+            self.measured.last = partial(_both_s, self.edition.clock, getattr(step, "forward", None), span)
 
     def _enter(self, step: Step, args: Sequence[Any]) -> None:
         """The first step of a lossy plan will be repeated exactly."""
@@ -413,6 +471,13 @@ class Executor:
                 " own saved tensors."
             )
         return OrdinaryStep(self.edition, is_lost=True) if step is None else step
+
+
+def _both_s(clock: Clock, forward: tuple[Moment, Moment] | None, backward: tuple[Moment, Moment]) -> float | None:
+    """What a forward and its backward took, once they are past."""
+    if forward is None or not clock.is_past(backward[1]):
+        return None
+    return clock.seconds(*forward) + clock.seconds(*backward)
 
 
 def _away(edition: Edition) -> str:

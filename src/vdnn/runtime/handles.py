@@ -33,7 +33,7 @@ class Handles:
         number = next(self._numbers)
         # The runtime's own sixteen bytes are not the model's: no tracker counts them.
         with without_torch_dispatch():
-            handle = torch.tensor([number, note], dtype=torch.int64)
+            handle = torch.tensor([number, note], dtype=torch.int64, device="cpu")
         self._objects[number] = obj
         weakref.finalize(handle.untyped_storage(), self._objects.pop, number, None).atexit = False
         return handle

@@ -29,6 +29,6 @@ class LateNumber:
 def _host_number(dtype: torch.dtype) -> torch.Tensor:
     """Into memory that is not pinned a device may copy only while the host waits, which is correct and slower."""
     try:
-        return torch.empty((), dtype=dtype, pin_memory=True)
+        return torch.empty((), dtype=dtype, device="cpu", pin_memory=True)
     except RuntimeError:
-        return torch.empty((), dtype=dtype)
+        return torch.empty((), dtype=dtype, device="cpu")

@@ -64,7 +64,7 @@ def open_transfers(asked: AskedTiers) -> Transfers:
     if stores:
         others = ", ".join(map(repr, stores))
         raise InvalidInput(f"an accelerator's streams carry to host and disk, and not to {others}")
-    return StreamTransfers(AcceleratorOps(), host, disk)
+    return StreamTransfers(AcceleratorOps(torch.device(asked.device)), host, disk)
 
 
 def _store(tier: Tier, asked: AskedTiers) -> Store:

@@ -108,9 +108,11 @@ def decode(decision: int, encoding: torch.Tensor) -> torch.Tensor:
     return step.encodings.decode(decision, encoding, step.overflow)
 
 
-def phantom(shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype) -> torch.Tensor:
+def phantom(
+    shape: tuple[int, ...], stride: tuple[int, ...], offset: int, dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     """A tensor of this layout without memory, for ops that look at nothing else."""
-    return shared_runtime().phantoms.tensor(shape, stride, offset, dtype)
+    return shared_runtime().phantoms.tensor(shape, stride, offset, dtype, device)
 
 
 def replay_random(

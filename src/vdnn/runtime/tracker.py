@@ -22,11 +22,14 @@ from vdnn.torch_private import TorchDispatchMode, storage_id, tree_leaves
 
 class StorageTracker(TorchDispatchMode):
     """`live` and `high` hold bytes per role: now, and the most since `settle` was called last (column of the largest
-    total)."""
+    total). With `where`, of storages of that device alone: what a step has on the CPU beside it takes none there."""
 
-    def __init__(self, role_of_result: Callable[[int], Role] | None = None) -> None:
+    def __init__(
+        self, role_of_result: Callable[[int], Role] | None = None, *, where: torch.device | None = None
+    ) -> None:
         super().__init__()
         self._role_of_result = role_of_result or (lambda position: Role.FEATURE_MAP)
+        self._where = where
         self._counted: dict[int, weakref.finalize[Any, Any]] = {}
         self.live = np.zeros(len(ROLES), dtype=np.int64)
         self.high = self.live.copy()
@@ -41,6 +44,8 @@ class StorageTracker(TorchDispatchMode):
 
     def count(self, tensor: torch.Tensor, role: Role) -> None:
         """Count a tensor's storage, unless it is counted already."""
+        if self._where is not None and tensor.device != self._where:
+            return
         storage = tensor.untyped_storage()
         key = storage_id(storage)
         known = self._counted.get(key)

@@ -7,14 +7,15 @@ ordinary one, so step times come from ordinary steps and bytes from watched ones
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from vdnn.hardware.clocks import Moment, clock_of
+from vdnn.hardware.where import CPU, indexed
 from vdnn.ir import Role
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.timeline import COMPUTE, ROLES, Lane, Timeline
@@ -29,7 +30,14 @@ from vdnn.torch_private import are_saved_tensors_hooked
 class WatchedStep:
     """Follows one forward and its backward. `timeline` is there once the last instruction of the program has run."""
 
-    def __init__(self, plan: Plan, program: Sequence[Instruction], journeys: Journeys, encodings: Encodings) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        program: Sequence[Instruction],
+        journeys: Journeys,
+        encodings: Encodings,
+        where: torch.device = CPU,
+    ) -> None:
         self.journeys, self.encodings, self.overflow = journeys, encodings, Overflow()
         self.remembered: RememberedForward | None = None
         self.is_shown = are_saved_tensors_hooked()
@@ -37,12 +45,12 @@ class WatchedStep:
         self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program
         self._position = -1
         self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
-        self._begin_s = np.zeros(len(program))
-        self._end_s = np.zeros(len(program))
-        self._origin_s = time.perf_counter()
+        self._where, self._clock = where, clock_of(where)
+        self._begins: dict[int, Moment] = {}
+        self._ends: dict[int, Moment] = {}
         # Weakly: a step in a cycle would keep what it sent away until the garbage collector comes.
         role_of_result = weakref.WeakMethod(self._role_of_result)
-        self.tracker = StorageTracker(lambda position: _ask(role_of_result, position))
+        self.tracker = StorageTracker(lambda position: _ask(role_of_result, position), where=where)
         weakref.finalize(self, self.tracker.close).atexit = False
         self.timeline: Timeline | None = None
         self.num_backwards = 0
@@ -65,10 +73,10 @@ class WatchedStep:
         self.tracker.settle()
 
     def mark(self, position: int) -> None:
-        now = time.perf_counter() - self._origin_s
+        now = self._clock.now()
         self._close_instruction(now)
         self._position = position
-        self._begin_s[position] = now
+        self._begins[position] = now
 
     def saw(self, results: Sequence[Any]) -> None:
         """Results of the op that was marked last, by position."""
@@ -80,7 +88,8 @@ class WatchedStep:
     def _compare(self, tensors: Sequence[Any], values: Sequence[int]) -> None:
         for tensor, value in zip(tensors, values, strict=False):
             storage = self._graph.values[value].storage
-            nbytes = tensor.untyped_storage().nbytes() if isinstance(tensor, torch.Tensor) else 0
+            is_here = isinstance(tensor, torch.Tensor) and indexed(tensor.device) == self._where
+            nbytes = tensor.untyped_storage().nbytes() if is_here else 0
             if nbytes > self._graph.storages[storage].nbytes:
                 self.larger[storage] = max(nbytes, self.larger.get(storage, 0))
 
@@ -91,16 +100,16 @@ class WatchedStep:
 
     def end_half(self) -> None:
         """Forward or backward is over; after the last instruction the timeline is complete."""
-        self._close_instruction(time.perf_counter() - self._origin_s)
+        self._close_instruction(self._clock.now())
         if self._position == len(self._program) - 1:
             self.tracker.close()
             self.timeline = self._as_timeline()
         self._position = -1
 
-    def _close_instruction(self, now_s: float) -> None:
+    def _close_instruction(self, now: Moment) -> None:
         if self._position >= 0:
             self._columns[:, self._position] = self.tracker.settle()
-            self._end_s[self._position] = now_s
+            self._ends[self._position] = now
         else:
             self.tracker.settle()
 
@@ -114,8 +123,13 @@ class WatchedStep:
         # Nor does it see what lies beside the step: an optimizer's state is what the optimizer is known to keep.
         states = (s.nbytes for s in self._graph.storages if s.role is Role.OPTIMIZER_STATE)
         self._columns[ROLES.index(Role.OPTIMIZER_STATE)] = sum(states)
-        lane = Lane(np.arange(len(self._program)), self._begin_s, self._end_s)
+        lane = Lane(np.arange(len(self._program)), *map(self._seconds, (self._begins, self._ends)))
         return Timeline("measured", "device", labels, moments, {"device": self._columns}, {COMPUTE: lane})
+
+    def _seconds(self, moments: Mapping[int, Moment]) -> np.ndarray[Any, Any]:
+        """From the first instruction on; of one that did not run, 0."""
+        origin, positions = self._begins[0], range(len(self._program))
+        return np.array([self._clock.seconds(origin, moments[p]) if p in moments else 0.0 for p in positions])
 
     def _role_of_result(self, position: int) -> Role:
         if self._position < 0:

@@ -22,6 +22,9 @@ op by op may have more."""
 LOSS_ELEMENT_NBYTES = 4
 """Of an element in a loss at least: outputs of 16 bits are made float32 first."""
 
+ACCELERATOR_BLOCK_NBYTES = 512
+"""Allocators of accelerators hand out multiples of it (`kMinBlockSize` in c10/cuda/CUDACachingAllocator.h)."""
+
 FEW_NODES = 250
 """Steps of fewer nodes stay within what a process may always rise by."""
 
@@ -35,8 +38,8 @@ class Surroundings:
     """`num_in_flight` steps wait for their backward at once, the planned one among them; `outside_nbytes` are held by
     what runs outside of the model between forward and backward: a loss, say. `expected_nbytes` is what may be held
     there as long as nobody has seen it: a plan leaves room for it where the budget has that, else as much as there is.
-    `interpreter_nbytes` are no tensors, and in the same memory: the objects that the interpreter holds for the
-    step."""
+    `interpreter_nbytes` are no tensors, and in the same memory: the objects that the interpreter holds for the step, or
+    on an accelerator, where there are none, what its allocator rounds up."""
 
     num_in_flight: int = 1
     outside_nbytes: int = 0
@@ -90,3 +93,13 @@ def expected_outside_nbytes(graph: Graph) -> int:
     if any(count == 1 for count, _ in sizes):
         return sum(count * nbytes for count, nbytes in sizes)
     return LOSS_TIMES * sum(count * max(nbytes, LOSS_ELEMENT_NBYTES) for count, nbytes in sizes)
+
+
+def rounding_nbytes(graph: Graph) -> int:
+    """The most that an accelerator's allocator takes for the storages of a step beside their bytes. What may be held
+    encoded has a size that nobody knows yet."""
+    stashed = set(graph.stashed)
+    sizes = [(position, storage.nbytes) for position, storage in enumerate(graph.storages)]
+    return sum(
+        ACCELERATOR_BLOCK_NBYTES - 1 if at in stashed else -nbytes % ACCELERATOR_BLOCK_NBYTES for at, nbytes in sizes
+    )

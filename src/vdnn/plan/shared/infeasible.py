@@ -35,7 +35,7 @@ def infeasible(plan: Plan, way_out: str, *, account_nbytes: int | None = None, a
         f"no {plan.strategy!r} plan fits {asked}: op {moment} {name!r} needs {format_nbytes(step_nbytes)}.",
         *(f"    {format_nbytes(nbytes):>12}  {name}" for nbytes, name in _filling(plan)),
         *(
-            [f"    {format_nbytes(objects_nbytes):>12}  the interpreter's objects of the step"]
+            [f"    {format_nbytes(objects_nbytes):>12}  the interpreter's objects of the step, or what is rounded up"]
             if objects_nbytes
             else []
         ),

@@ -7,6 +7,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
+
+from vdnn.hardware.where import CPU
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
 from vdnn.runtime.step_memory.allocator import StepAllocator
 from vdnn.runtime.step_memory.library import begin_step_library, step_library
@@ -26,12 +29,13 @@ def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMe
 
 
 @contextmanager
-def returned_memory() -> Iterator[None]:
+def returned_memory(where: torch.device = CPU) -> Iterator[None]:
     """Large blocks that this thread takes inside go back to the system soon after they are freed. For work beside
     steps, such as measuring ops: malloc would keep holes of their size for good. A block of the same size is taken
-    again first, as in a step: an op that is timed should not be timed with page faults that its step does not have."""
-    library = step_library()
-    if library.functions is None:
+    again first, as in a step: an op that is timed should not be timed with page faults that its step does not have.
+    Of what computes on an accelerator, memory is its allocator's affair."""
+    library = step_library() if where == CPU else None
+    if library is None or library.functions is None:
         yield
         return
     allocator = StepAllocator(library.functions)

@@ -91,7 +91,7 @@ class HostStore:
             nbytes = min(nbytes, self.capacity_nbytes - index * self._slab_nbytes)
         with without_torch_dispatch():  # the runtime's memory is not the model's: no tracker counts it
             try:
-                slab = torch.empty(nbytes, dtype=torch.uint8, pin_memory=self.pin)
+                slab = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pin)
             except RuntimeError as error:
                 raise TierFailed(
                     f"the {self.name} tier got no memory from the system: {format_nbytes(nbytes)} were asked for,"

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from vdnn.torch_private import without_torch_dispatch
+
 Stream = Any
 StreamEvent = Any
 
@@ -43,13 +45,16 @@ class StreamOps(Protocol):
 
 
 class AcceleratorOps:
-    """Stream operations of the current accelerator."""
+    """Stream operations of one accelerator, whichever the calling thread has as its current one."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
 
     def current_stream(self) -> torch.Stream:
-        return torch.accelerator.current_stream()
+        return torch.accelerator.current_stream(self._where)
 
     def new_stream(self) -> torch.Stream:
-        return torch.Stream(device=torch.accelerator.current_accelerator())
+        return torch.Stream(self._where)
 
     def record(self, stream: torch.Stream) -> torch.Event:
         return stream.record_event()
@@ -58,11 +63,12 @@ class AcceleratorOps:
         stream.wait_event(event)
 
     def copy(self, stream: torch.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
-        with stream:
+        with without_torch_dispatch(), stream:
             target.copy_(source, non_blocking=True)
 
     def record_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
-        tensor.record_stream(stream)
+        with without_torch_dispatch():  # a ticket may go in the middle of a trace, with the garbage
+            tensor.record_stream(stream)
 
     def synchronize(self, event: torch.Event) -> None:
         event.synchronize()

@@ -187,7 +187,7 @@ class StreamTransfers:
             self._to_disk.drain()
             self._transit_nbytes = nbytes
         with without_torch_dispatch():
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=self._host.pin)
+            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._host.pin)
 
 
 def _cut(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
