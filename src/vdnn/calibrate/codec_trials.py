@@ -1,40 +1,44 @@
 """How fast this machine encodes and decodes, the way a step does it.
 
-Enters: nothing. Leaves: a `CodecSpeed` per codec. Two sizes give the two numbers of each direction: what a call takes,
-and what a byte takes. Encodings go to a buffer that waits in a pool, decoded storages to memory as the allocator gives
-it, both as in a step. Half of the elements are zero, as behind a ReLU; pools are 2×2.
+Enters: the device that encodes. Leaves: a `CodecSpeed` per codec. Two sizes give the two numbers of each direction:
+what a call takes, and what a byte takes. Encodings go to a buffer that waits in a pool, decoded storages to memory as
+the allocator gives it, both as in a step. Half of the elements are zero, as behind a ReLU; pools are 2×2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from statistics import median
 
 import torch
 
 from vdnn.codecs import CODECS, Codec, codec_for
 from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.kernels.tests_of_elements import Test
+from vdnn.cost.device_clock import device_seconds
 from vdnn.cost.stopwatch import Run, lap, typical_s
 from vdnn.hardware.device import CodecSpeed
 from vdnn.ir import Detail, Role, Storage
 from vdnn.runtime.encodings import raw
 from vdnn.units import KiB, MiB
 
+CPU = torch.device("cpu")
 LARGE_NBYTES, SMALL_NBYTES = 4 * MiB, 128 * KiB
 NUM_TRIALS = 3
 ABOVE_ZERO = (int(Test.ABOVE), 0.0, 0.0, 1.0, 0.0)
 TRIAL_DENSITY = 0.6  # room for half of the elements and then some
 
 
-def codec_speeds() -> tuple[CodecSpeed, ...]:
+def codec_speeds(where: torch.device = CPU) -> tuple[CodecSpeed, ...]:
     """Of every codec that there is."""
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return tuple(_speed(name) for name in CODECS)
+        return tuple(_speed(name, where) for name in CODECS)
 
 
-def _speed(name: str) -> CodecSpeed:
-    large_s, small_s = ([_seconds(run) for run in _runs(name, nbytes)] for nbytes in (LARGE_NBYTES, SMALL_NBYTES))
+def _speed(name: str, where: torch.device) -> CodecSpeed:
+    runs = [list(_runs(name, nbytes, where)) for nbytes in (LARGE_NBYTES, SMALL_NBYTES)]
+    large_s, small_s = ([_seconds(run, where) for run in pair] for pair in runs)
     (encode_rate, encode_call_s), (decode_rate, decode_call_s) = map(_line, large_s, small_s)
     return CodecSpeed(name, encode_rate, decode_rate, encode_call_s, decode_call_s)
 
@@ -45,24 +49,27 @@ def _line(large_s: float, small_s: float) -> tuple[float, float]:
     return rate, max(0.0, small_s - SMALL_NBYTES / rate)
 
 
-def _seconds(run: Run) -> float:
+def _seconds(run: Run, where: torch.device) -> float:
     run()
-    return typical_s([lap(run) for _ in range(NUM_TRIALS)])
+    if where.type == "cpu":
+        return typical_s([lap(run) for _ in range(NUM_TRIALS)])
+    return median(device_seconds(run) for _ in range(NUM_TRIALS))
 
 
-def _runs(name: str, nbytes: int) -> Iterator[Run]:
+def _runs(name: str, nbytes: int, where: torch.device) -> Iterator[Run]:
     """Encode, then decode."""
     codec, source = _sample(name, nbytes)
+    source = source.to(where)
     made = f"{codec.storage.dtype}, {codec.detail}"
     assert codec.is_possible, f"{name!r} cannot encode the sample that `_sample` made: {made}"
-    encoding = torch.empty(codec.nbytes, dtype=torch.uint8)
-    yield partial(codec.encode, raw(source), raw(encoding), kernels_of("cpu"))
+    encoding = torch.empty(codec.nbytes, dtype=torch.uint8, device=where)
+    yield partial(codec.encode, raw(source), raw(encoding), kernels_of(where.type))
     yield partial(_decode, codec, encoding)
 
 
 def _decode(codec: Codec, encoding: torch.Tensor) -> None:
-    target = torch.empty(codec.storage.nbytes, dtype=torch.uint8)
-    codec.decode(raw(encoding), raw(target), kernels_of("cpu"))
+    target = torch.empty(codec.storage.nbytes, dtype=torch.uint8, device=encoding.device)
+    codec.decode(raw(encoding), raw(target), kernels_of(encoding.device.type))
 
 
 def _sample(name: str, nbytes: int) -> tuple[Codec, torch.Tensor]:

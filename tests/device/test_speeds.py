@@ -1,0 +1,37 @@
+"""What is measured of an accelerator is what it is, here as fast as a test turns its links."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+import pytest
+import torch
+
+from vdnn.calibrate.accelerator_speeds import AcceleratorTrials, accelerator_hardware, measure_accelerator
+from vdnn.calibrate.machine_speeds import QUICK, measure_machine
+from vdnn.units import GiB, MiB
+
+WHERE = torch.device("vdev:0")
+TRIALS = AcceleratorTrials(gemm_dim=256, copy_nbytes=MiB, link_nbytes=8 * MiB, num_copies=4)
+
+
+@pytest.mark.parametrize("rate", [100e6, 400e6])
+def test_the_links_of_a_device_are_found_as_fast_as_they_are(rate: float, vdev: ModuleType) -> None:
+    vdev.set_copy_rate(rate)
+    found = measure_accelerator(WHERE, TRIALS)
+    for bandwidth in (
+        found.to_host.bandwidth_bytes_per_s,
+        found.to_device.bandwidth_bytes_per_s,
+        found.both_to_host_bytes_per_s,
+        found.both_to_device_bytes_per_s,
+    ):
+        assert 0.6 * rate < bandwidth < 1.1 * rate
+
+
+def test_a_device_has_its_memory_then_the_hosts_then_the_disk(vdev: ModuleType, tmp_path: object) -> None:
+    vdev.set_limit(GiB)
+    machine = accelerator_hardware(measure_accelerator(WHERE, TRIALS), measure_machine(str(tmp_path), QUICK))
+    assert [tier.name for tier in machine.tiers] == ["device", "host", "disk"]
+    assert machine.device.nbytes == GiB
+    assert [link.name for link in machine.links] == ["device->host", "host->device", "host->disk", "disk->host"]
+    assert {name for name, _ in machine.sources} >= {link.name for link in machine.links}
