@@ -221,7 +221,7 @@ def test_mutated_measurements_make_a_machine_or_are_forgotten(
     path, num_read = tmp_path / "machine.json", 0
     for chance in many(count, seed=6):
         path.write_text(json.dumps(mutated({"here": measurements.to_json()}, chance)))
-        for read in detect._load(path).values():
+        for read in detect._load(path, detect._MACHINES, hardware_from).values():
             num_read += 1
             assert hardware_from(read).device.nbytes is not None
     assert 0 < num_read < count

@@ -8,7 +8,7 @@ those of a step do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -18,10 +18,11 @@ import torch
 from vdnn.calibrate.codec_trials import codec_speeds
 from vdnn.calibrate.copies_beside_compute import BesideCompute
 from vdnn.calibrate.machine_speeds import Measurements
-from vdnn.cost.device_clock import Work, between_s, device_seconds, new_event
 from vdnn.hardware.busy_cores import others_share
+from vdnn.hardware.clocks import DeviceClock
 from vdnn.hardware.device import THIS_MACHINE, CodecSpeed, Hardware, Link, Tier
 from vdnn.hardware.machine import ram_nbytes
+from vdnn.hardware.where import device_name
 from vdnn.torch_private import torch_version
 from vdnn.units import KiB, MiB
 
@@ -31,6 +32,8 @@ needs the other half. `host_budget` names less, or more."""
 
 SMALL_NBYTES = 256 * KiB  # its bytes hardly show beside what a copy takes before the first of them
 _TINY_CALLS = 200
+
+Work = Callable[[], object]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +50,7 @@ class AcceleratorTrials:
 
 
 THOROUGH_TRIALS = AcceleratorTrials()
-QUICK_TRIALS = AcceleratorTrials(gemm_dim=1024, copy_nbytes=32 * MiB, link_nbytes=8 * MiB, num_copies=4)
+QUICK_TRIALS = AcceleratorTrials(gemm_dim=1024, copy_nbytes=16 * MiB, link_nbytes=8 * MiB, num_copies=4)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,13 +81,13 @@ class AcceleratorSpeeds:
 def measure_accelerator(where: torch.device, trials: AcceleratorTrials = THOROUGH_TRIALS) -> AcceleratorSpeeds:
     """Run every trial on this device."""
     share = others_share()
-    with torch.no_grad(), torch.accelerator.device_index(_index(where)):
+    with torch.no_grad(), torch.accelerator.device_index(where.index):
         links = _Links(where, trials)
         out, back = links.beside(links.out), links.beside(links.back)
         both_out, both_back = links.both()
         return AcceleratorSpeeds(
             device=str(where),
-            name=name_of(where),
+            name=device_name(where),
             nbytes=memory_nbytes(where)[1],
             torch_version=torch_version(),
             gemm_flops_per_s=_gemm_rate(where, trials),
@@ -105,7 +108,7 @@ def accelerator_hardware(speeds: AcceleratorSpeeds, host: Measurements) -> Hardw
     """The device as the planner sees it, in the machine whose disk was measured."""
     how = "page-locked memory" if speeds.is_pinned else "ordinary memory: none could be page-locked"
     tiers = [Tier("device", speeds.nbytes), Tier("host", speeds.host_nbytes)]
-    links = [speeds.to_host.link("device", "host"), speeds.to_device.link("host", "device")]
+    links = links_of(speeds)
     sources = [
         ("flops_per_s", f"measured: float32 matrix product on {speeds.name}"),
         ("memory_bandwidth_bytes_per_s", "measured: copy on the device, bytes read plus bytes written"),
@@ -132,31 +135,25 @@ def accelerator_hardware(speeds: AcceleratorSpeeds, host: Measurements) -> Hardw
     )
 
 
-def name_of(where: torch.device) -> str:
-    """What the device calls itself; its place where its module does not say."""
-    module = torch.get_device_module(where)
-    ask = getattr(module, "get_device_name", None)
-    return str(where) if ask is None else str(ask(_index(where)))
+def links_of(speeds: AcceleratorSpeeds) -> list[Link]:
+    """Between the device and the host, as a step will see them, beside compute."""
+    return [speeds.to_host.link("device", "host"), speeds.to_device.link("host", "device")]
 
 
 def memory_nbytes(where: torch.device) -> tuple[int, int]:
     """What is free on the device, and what it has."""
-    free, total = torch.accelerator.get_memory_info(_index(where))
+    free, total = torch.accelerator.get_memory_info(where)
     return free, total
 
 
-def _index(where: torch.device) -> int:
-    return torch.accelerator.current_device_index() if where.index is None else where.index
-
-
-def _middle_s(work: Work, rounds: int) -> float:
+def _middle_s(where: torch.device, work: Work, rounds: int) -> float:
     work()  # libraries warm up
-    return median(device_seconds(work) for _ in range(rounds))
+    return median(DeviceClock(where).seconds_of(work) for _ in range(rounds))
 
 
 def _gemm_rate(where: torch.device, trials: AcceleratorTrials) -> float:
     dim = trials.gemm_dim
-    return 2 * dim**3 / _middle_s(_product(where, dim), trials.rounds)
+    return 2 * dim**3 / max(_middle_s(where, _product(where, dim), trials.rounds), 1e-9)
 
 
 def _product(where: torch.device, dim: int) -> Work:
@@ -169,7 +166,7 @@ def _product(where: torch.device, dim: int) -> Work:
 def _copy_rate(where: torch.device, trials: AcceleratorTrials) -> float:
     source = torch.ones(trials.copy_nbytes, dtype=torch.uint8, device=where)
     target = torch.zeros_like(source)
-    return trials.copy_nbytes / _middle_s(lambda: target.copy_(source), trials.rounds)
+    return trials.copy_nbytes / max(_middle_s(where, lambda: target.copy_(source), trials.rounds), 1e-9)
 
 
 def _launch_s(where: torch.device, trials: AcceleratorTrials) -> float:
@@ -179,56 +176,53 @@ def _launch_s(where: torch.device, trials: AcceleratorTrials) -> float:
         for _ in range(_TINY_CALLS):
             torch.add(tiny, tiny, out=result)
 
-    return _middle_s(calls, trials.rounds) / _TINY_CALLS
+    return _middle_s(where, calls, trials.rounds) / _TINY_CALLS
 
 
 class _Direction:
     """Copies one way, on a stream of their own."""
 
     def __init__(self, where: torch.device, source: torch.Tensor, target: torch.Tensor) -> None:
-        self.stream = torch.Stream(device=where)
+        self._clock, self._stream = DeviceClock(where), torch.Stream(device=where)
         self._source, self._target = source, target
 
-    def queue(self, num_copies: int, nbytes: int | None = None) -> None:
-        with self.stream:
+    def queue(self, num_copies: int, nbytes: int | None = None) -> tuple[torch.Event, torch.Event]:
+        """The moments before and after them; nobody waits."""
+        with self._stream:
+            begin = self._clock.now()
             for _ in range(num_copies):
                 self._target[:nbytes].copy_(self._source[:nbytes], non_blocking=True)
+            return begin, self._clock.now()
 
     def seconds(self, num_copies: int, nbytes: int | None = None) -> float:
-        return device_seconds(lambda: self.queue(num_copies, nbytes), self.stream)
+        return self._clock.seconds(*self.queue(num_copies, nbytes))
 
 
 class _Links:
     """Both directions between host and device, with memory of their own on either side."""
 
     def __init__(self, where: torch.device, trials: AcceleratorTrials) -> None:
-        self._trials = trials
+        self._where, self._trials, self._clock = where, trials, DeviceClock(where)
         self._kernel = _product(where, trials.gemm_dim)
         on_host, self.is_pinned = _host_buffers(trials.link_nbytes)
         on_device = [torch.ones(trials.link_nbytes, dtype=torch.uint8, device=where) for _ in range(2)]
-        torch.accelerator.synchronize()  # what filled them ran on the compute stream
+        torch.accelerator.synchronize(where)  # what filled them ran on the compute stream
         self.out = _Direction(where, on_device[0], on_host[0])
         self.back = _Direction(where, on_host[1], on_device[1])
         for direction in (self.out, self.back):
-            direction.queue(1)
-        torch.accelerator.synchronize()
+            direction.seconds(1)
 
     def beside(self, direction: _Direction) -> BesideCompute:
         """One direction while the device computes, and how much compute that costs."""
         trials = self._trials
-        alone_s = _middle_s(self._kernel, trials.rounds)
-        copies_s = direction.seconds(trials.num_copies)
-        num_kernels = max(1, int(0.5 * copies_s / alone_s))  # copies outlast them
+        alone_s = _middle_s(self._where, self._kernel, trials.rounds)
+        num_kernels = max(1, int(0.5 * direction.seconds(trials.num_copies) / alone_s))  # copies outlast them
         large_s, shares = [], []
         for _ in range(trials.rounds):
-            begin, end = new_event(), new_event()
-            begin.record(direction.stream)
-            direction.queue(trials.num_copies)
-            end.record(direction.stream)
-            beside_s = device_seconds(lambda: [self._kernel() for _ in range(num_kernels)]) / num_kernels
-            end.synchronize()
-            large_s.append(between_s(begin, end) / trials.num_copies)
-            shares.append(max(0.0, 1 - alone_s / beside_s))
+            copies = direction.queue(trials.num_copies)
+            beside_s = self._clock.seconds_of(lambda: [self._kernel() for _ in range(num_kernels)]) / num_kernels
+            large_s.append(self._clock.seconds(*copies) / trials.num_copies)
+            shares.append(max(0.0, 1 - alone_s / max(beside_s, 1e-9)))
         small_s = median(direction.seconds(trials.num_copies, SMALL_NBYTES) for _ in range(trials.rounds))
         return _line(trials.link_nbytes, median(large_s), small_s / trials.num_copies, median(shares))
 
@@ -236,16 +230,10 @@ class _Links:
         """Bytes per second out and back when both directions run at once."""
         rates: Sequence[list[float]] = ([], [])
         for _ in range(self._trials.rounds):
-            ends = []
-            for direction in (self.out, self.back):
-                begin, end = new_event(), new_event()
-                begin.record(direction.stream)
-                direction.queue(self._trials.num_copies)
-                end.record(direction.stream)
-                ends.append((begin, end))
-            for found, (begin, end) in zip(rates, ends, strict=True):
-                end.synchronize()
-                found.append(self._trials.num_copies * self._trials.link_nbytes / between_s(begin, end))
+            queued = [direction.queue(self._trials.num_copies) for direction in (self.out, self.back)]
+            for found, moments in zip(rates, queued, strict=True):
+                nbytes = self._trials.num_copies * self._trials.link_nbytes
+                found.append(nbytes / max(self._clock.seconds(*moments), 1e-9))
         return median(rates[0]), median(rates[1])
 
 

@@ -16,14 +16,14 @@ import torch
 from vdnn.codecs import CODECS, Codec, codec_for
 from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.kernels.tests_of_elements import Test
-from vdnn.cost.device_clock import device_seconds
 from vdnn.cost.stopwatch import Run, lap, typical_s
+from vdnn.hardware.clocks import clock_of
 from vdnn.hardware.device import CodecSpeed
+from vdnn.hardware.where import CPU
 from vdnn.ir import Detail, Role, Storage
 from vdnn.runtime.encodings import raw
 from vdnn.units import KiB, MiB
 
-CPU = torch.device("cpu")
 LARGE_NBYTES, SMALL_NBYTES = 4 * MiB, 128 * KiB
 NUM_TRIALS = 3
 ABOVE_ZERO = (int(Test.ABOVE), 0.0, 0.0, 1.0, 0.0)
@@ -51,9 +51,9 @@ def _line(large_s: float, small_s: float) -> tuple[float, float]:
 
 def _seconds(run: Run, where: torch.device) -> float:
     run()
-    if where.type == "cpu":
+    if where == CPU:
         return typical_s([lap(run) for _ in range(NUM_TRIALS)])
-    return median(device_seconds(run) for _ in range(NUM_TRIALS))
+    return median(clock_of(where).seconds_of(run) for _ in range(NUM_TRIALS))
 
 
 def _runs(name: str, nbytes: int, where: torch.device) -> Iterator[Run]:

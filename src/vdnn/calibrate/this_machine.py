@@ -10,10 +10,20 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
+from vdnn.calibrate.accelerator_speeds import (
+    PINNED_SHARE,
+    QUICK_TRIALS,
+    AcceleratorSpeeds,
+    accelerator_hardware,
+    links_of,
+    measure_accelerator,
+    memory_nbytes,
+)
 from vdnn.calibrate.machine_speeds import QUICK, Measurements, hardware_from, measure_machine, with_disk
 from vdnn.environment import cache_dir, disk_dir
 from vdnn.errors import InvalidFile, InvalidInput
@@ -21,6 +31,7 @@ from vdnn.hardware.busy_cores import QUIET_SHARE, share_now
 from vdnn.hardware.device import THIS_MACHINE, Hardware, Tier
 from vdnn.hardware.machine import cpu_model, file_system_of, num_cores
 from vdnn.hardware.presets import preset
+from vdnn.hardware.where import device_name
 from vdnn.printable import printable
 from vdnn.reading.bounded_json import RECORD_NBYTES, json_in
 from vdnn.reading.fields import ByName, blamed, of
@@ -31,13 +42,19 @@ from vdnn.torch_private import torch_version, without_modes
 log = logging.getLogger(__name__)
 
 ASSUMED_ACCELERATOR = "titan-x"
-"""The preset whose speeds an accelerator is taken to have until steps on it have shown theirs: that of the vDNN paper,
-with a copy engine on PCIe gen3. Too slow a link moves less than it could, and no plan is wrong for it."""
+"""The preset whose speeds an accelerator is taken to have that cannot be measured: that of the vDNN paper, with a copy
+engine on PCIe gen3. Too slow a link moves less than it could, and no plan is wrong for it."""
+
+Known = TypeVar("Known", Measurements, AcceleratorSpeeds)
 
 _MACHINES_FILE = "machine-v3.json"  # a change in what is measured, or how, takes the next number
 
 _MACHINES = ByName(of(Measurements))
 """From a machine to its measurements."""
+
+_ACCELERATORS_FILE = "accelerator-v1.json"
+_ACCELERATORS = ByName(of(AcceleratorSpeeds))
+"""From what a device calls itself to its speeds: two of one name are alike."""
 
 
 def this_machine(directory: str | None = None, where: str = "cpu") -> Hardware:
@@ -45,24 +62,47 @@ def this_machine(directory: str | None = None, where: str = "cpu") -> Hardware:
     also in the middle of a trace. The disk is the one under `directory`, or under the usual one. `where`: the device
     that computes."""
     with without_modes():
-        host = hardware_from(_remembered_or_measured(directory))
-        return host if where == "cpu" else _around(where, host)
+        host = _remembered_or_measured(directory)
+        return hardware_from(host) if where == "cpu" else _around(where, host)
 
 
-def _around(where: str, host: Hardware) -> Hardware:
-    """An accelerator with what lies behind it: the host's memory, then its disk. What is not measured of it, its
-    arithmetic and its link, is taken from `ASSUMED_ACCELERATOR`."""
+def _around(where: str, host: Measurements) -> Hardware:
+    """An accelerator with what lies behind it: the host's memory, then its disk."""
+    speeds = _speeds_of(where)
+    return _assumed(where, host) if speeds is None else accelerator_hardware(speeds, host)
+
+
+def _speeds_of(device: str) -> AcceleratorSpeeds | None:
+    """As they are remembered of a device of that name, or measured now; None where it has no room to be measured in."""
     import torch
 
-    assumed = preset(ASSUMED_ACCELERATOR)
-    _, device_nbytes = torch.accelerator.get_memory_info(torch.device(where))
-    device = assumed.device.name
-    tiers = [Tier(device, device_nbytes), Tier("host", host.device.nbytes)]
-    links = [assumed.link(device, "host"), assumed.link("host", device)]
-    if any(tier.name == "disk" for tier in host.tiers):
-        tiers.append(host.tier("disk"))
-        links += [replace(host.link(host.device.name, "disk"), source="host", drag=0.0)]
-        links += [replace(host.link("disk", host.device.name), target="host", drag=0.0)]
+    path, where = cache_dir() / _ACCELERATORS_FILE, torch.device(device)
+    known, name = _load(path, _ACCELERATORS, links_of), printable(f"{device_name(where)} | {torch_version()}")
+    if name in known:
+        return replace(known[name], device=device, nbytes=memory_nbytes(where)[1])
+    try:
+        found = measure_accelerator(where, QUICK_TRIALS)
+    except torch.OutOfMemoryError as error:
+        log.warning("%s is too full to be measured, and is taken to be a %s: %s", where, ASSUMED_ACCELERATOR, error)
+        return None
+    finally:
+        torch.accelerator.empty_cache()  # the room of the trials is the step's
+    _save(path, {**known, name: found})
+    return found
+
+
+def _assumed(where: str, host: Measurements) -> Hardware:
+    """With the arithmetic and the links of `ASSUMED_ACCELERATOR`, and with its own memory."""
+    import torch
+
+    assumed, machine = preset(ASSUMED_ACCELERATOR), hardware_from(host)
+    device_nbytes = memory_nbytes(torch.device(where))[1]
+    tiers = [Tier("device", device_nbytes), Tier("host", int(PINNED_SHARE * host.ram_nbytes))]
+    links = [assumed.link("device", "host"), assumed.link("host", "device")]
+    if host.disk is not None:
+        tiers.append(machine.tier("disk"))
+        links += [replace(machine.link("device", "disk"), source="host", drag=0.0)]
+        links += [replace(machine.link("disk", "device"), target="host", drag=0.0)]
     words = f"assumed: as {ASSUMED_ACCELERATOR}"
     constants = ("flops_per_s", "memory_bandwidth_bytes_per_s", "launch_s", *(link.name for link in links[:2]))
     sources = (*((name, words) for name in constants), *((link.name, "measured") for link in links[2:]))
@@ -71,7 +111,7 @@ def _around(where: str, host: Hardware) -> Hardware:
 
 def _remembered_or_measured(directory: str | None) -> Measurements:
     path = cache_dir() / _MACHINES_FILE
-    machines, identity = _load(path), _identity(directory)
+    machines, identity = _load_machines(), _identity(directory)
     known = machines.get(identity)
     if known is None:
         same = _same_but_for_disk(machines)
@@ -82,7 +122,7 @@ def _remembered_or_measured(directory: str | None) -> Measurements:
         found = known if known.disk is not None else _on_disk(known, directory)
     kept = found if found.write is not None else replace(found, disk=None, read=None)
     if kept != known:
-        _save(path, {**_load(path), identity: kept})
+        _save(path, {**_load_machines(), identity: kept})
     return found
 
 
@@ -135,14 +175,14 @@ def _machine() -> str:
     return " | ".join(map(str, parts))
 
 
-def _load(path: Path) -> dict[str, Measurements]:
+def _load(path: Path, kind: ByName, check: Callable[[Known], object]) -> dict[str, Known]:
     """Nothing when there is no such file, or it does not read as measurements that make a machine."""
     try:
-        machines = _MACHINES.read(json_in(path, RECORD_NBYTES), "")
-        for machine, measurements in machines.items():
-            with blamed(machine):
-                hardware_from(measurements)
-        return machines
+        found = kind.read(json_in(path, RECORD_NBYTES), "")
+        for name, measurements in found.items():
+            with blamed(name):
+                check(measurements)
+        return found
     except FileNotFoundError:
         return {}
     except (OSError, InvalidFile) as error:
@@ -150,9 +190,13 @@ def _load(path: Path) -> dict[str, Measurements]:
         return {}
 
 
-def _save(path: Path, machines: Mapping[str, Measurements]) -> None:
+def _load_machines() -> dict[str, Measurements]:
+    return _load(cache_dir() / _MACHINES_FILE, _MACHINES, hardware_from)
+
+
+def _save(path: Path, known: Mapping[str, Measurements | AcceleratorSpeeds]) -> None:
     try:
-        known = {machine: measurements.to_json() for machine, measurements in machines.items()}
-        write_private(path, json.dumps(known, indent=2).encode())
+        content = {name: measurements.to_json() for name, measurements in known.items()}
+        write_private(path, json.dumps(content, indent=2).encode())
     except OSError as error:
         log.info("this machine's speeds are not remembered: %s", error)

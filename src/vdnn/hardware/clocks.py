@@ -8,7 +8,7 @@ read once the device has passed both.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, Protocol, overload
 
@@ -31,8 +31,14 @@ class Clock(Protocol):
         """Between two moments; waits until both are past."""
         ...
 
+    def seconds_of(self, work: Callable[[], object]) -> float:
+        """Of all that `work` asks for."""
+        begin = self.now()
+        work()
+        return self.seconds(begin, self.now())
 
-class HostClock:
+
+class HostClock(Clock):
     def now(self) -> float:
         return perf_counter()
 
@@ -43,7 +49,7 @@ class HostClock:
         return end - begin
 
 
-class DeviceClock:
+class DeviceClock(Clock):
     def __init__(self, where: torch.device) -> None:
         self._where = where
 
