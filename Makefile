@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt setup.py $(wildcard src/vdnn/codecs
 	@touch $@
 
 demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 60 % of its memory, bit for bit as plain PyTorch
-	$(BIN)/vdnn inspect vgg16 --batch 256 --device titan-x
+	$(BIN)/vdnn inspect vgg16 --batch 256 --hardware titan-x
 	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --budget 60% --verify
 
 test: setup ## Check every claim in small examples: about 6 minutes on 2 cores

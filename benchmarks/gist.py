@@ -67,7 +67,7 @@ WARM_UP = 2  # the first step is watched; in the second, memory pools fill
 def planned(network: GistNetwork) -> dict[str, Footprint]:
     """By strategy. The graph is captured once, on meta tensors."""
     load = models.load(network.name, PAPER_BATCH, device="meta")
-    problem = vdnn.plan(load.step, load.args, device=PAPER_DEVICE).problem
+    problem = vdnn.plan(load.step, load.args, hardware=PAPER_DEVICE).problem
     return {name: footprint(check(solve(problem, name)).timeline) for name in (BASE, *PLANNED)}
 
 

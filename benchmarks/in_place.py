@@ -47,7 +47,7 @@ def everything_functional() -> Iterator[None]:
 
 def needed(model: str, batch: int) -> Need:
     load = models.load(model, batch, device="meta")
-    plan = vdnn.plan(load.step, load.args, device="titan-x", strategy="keep-all")
+    plan = vdnn.plan(load.step, load.args, hardware="titan-x", strategy="keep-all")
     return Need(plan.peak_nbytes, minimum_budget(plan.problem)[0])
 
 

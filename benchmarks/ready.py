@@ -80,12 +80,12 @@ def measure(record: Record, name: str, batch: int, size: int, budget: str) -> No
 
 def slow_down(record: Record, load: Workload, quick: Any, budget: str) -> None:
     """Both models share the tiers, and with them the slow disk."""
-    machine = Options().hardware
+    machine = Options().machine
     links = tuple(replace(link, bandwidth_bytes_per_s=SLOW_DISK_BYTES_PER_S) for link in machine.links)
     slow_disk(quick, SLOW_DISK_BYTES_PER_S)
     steps = [step_s(load, quick) for _ in range(STEPS_TO_RECOVER)]
     record.say(f"disk at {SLOW_DISK_BYTES_PER_S / 1e6:.0f} MB/s: {', '.join(f'{s:.2f}' for s in steps)} s")
-    best = vdnn.virtualize(load.step, budget=budget, costs="measured", device=replace(machine, links=links))
+    best = vdnn.virtualize(load.step, budget=budget, costs="measured", hardware=replace(machine, links=links))
     for _ in range(2):
         step_s(load, best)
     slow_disk(best, SLOW_DISK_BYTES_PER_S)

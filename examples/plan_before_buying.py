@@ -16,7 +16,7 @@ from vdnn.units import format_nbytes, format_seconds
 
 def plan_on(device: str, model: str, batch: int, optimizer: str) -> Plan:
     workload = vdnn.models.load(model, batch, device="meta")
-    return vdnn.plan(workload.step, workload.args, device=device, optimizer=optimizer)
+    return vdnn.plan(workload.step, workload.args, hardware=device, optimizer=optimizer)
 
 
 def verdict(plan: Plan) -> str:

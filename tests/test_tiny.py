@@ -69,11 +69,11 @@ def assert_same_bits(virtual: nn.Module, run: Callable[[Tensor], Tensor] | None 
 
 
 def virtualize(**asked: Any) -> nn.Module:
-    return vdnn.virtualize(network(), **{"device": DEVICE, **asked})
+    return vdnn.virtualize(network(), **{"hardware": DEVICE, **asked})
 
 
 def plan(**asked: Any) -> vdnn.plan.Plan:
-    return vdnn.plan(network(), (images(),), device=DEVICE, **asked)
+    return vdnn.plan(network(), (images(),), hardware=DEVICE, **asked)
 
 
 @pytest.fixture
@@ -127,8 +127,8 @@ def test_sums_in_another_order_fit_a_smaller_budget_and_are_named() -> None:
         return torch.autograd.grad(run(images(16)), [*first.parameters(), *second.parameters()])
 
     with pytest.raises(Infeasible, match="exact=False") as refusal:
-        vdnn.plan(loss, (images(16),), budget="1KiB", device=DEVICE)
-    asked: dict[str, Any] = {"budget": f"{refusal.value.minimum_nbytes // 2}B", "device": DEVICE, "exact": False}
+        vdnn.plan(loss, (images(16),), budget="1KiB", hardware=DEVICE)
+    asked: dict[str, Any] = {"budget": f"{refusal.value.minimum_nbytes // 2}B", "hardware": DEVICE, "exact": False}
     inexact = vdnn.virtualize(loss, (images(16),), **asked)
     for found, expected in zip(gradients(inexact), gradients(loss), strict=True):
         torch.testing.assert_close(found, expected)
@@ -156,10 +156,10 @@ def test_python_that_looks_at_values_is_captured_in_pieces_or_named() -> None:
         return x.exp() if x.sum().item() > 0 else x
 
     x = images().requires_grad_()
-    virtual = vdnn.virtualize(looks, device=DEVICE)
+    virtual = vdnn.virtualize(looks, hardware=DEVICE)
     assert torch.equal(virtual(x), looks(x))
     with pytest.raises(CaptureFailed, match="is not one graph"):
-        vdnn.virtualize(looks, device=DEVICE, fullgraph=True)(x)
+        vdnn.virtualize(looks, hardware=DEVICE, fullgraph=True)(x)
 
 
 def test_a_report_sets_what_was_measured_beside_what_was_predicted() -> None:
@@ -175,28 +175,28 @@ def test_a_report_sets_what_was_measured_beside_what_was_predicted() -> None:
 def test_a_step_is_planned_without_allocating_it() -> None:
     with torch.device("meta"):
         model, x = nn.Linear(10**6, 10**5), torch.empty(64, 10**6)
-    assert vdnn.plan(model, (x,), device=DEVICE).peak_nbytes > 400e9
+    assert vdnn.plan(model, (x,), hardware=DEVICE).peak_nbytes > 400e9
 
 
 def test_a_saved_plan_is_followed_and_one_of_another_model_is_refused(tmp_path: Path) -> None:
     path = plan(strategy="recompute-memory").save(tmp_path / "plan.json")
     assert_same_bits(virtualize(plan=path))
     with pytest.raises(ForeignPlan, match="is of another graph than Linear"):
-        vdnn.virtualize(nn.Linear(4, 4), (torch.randn(2, 4),), device=DEVICE, plan=path)
+        vdnn.virtualize(nn.Linear(4, 4), (torch.randn(2, 4),), hardware=DEVICE, plan=path)
 
 
 def test_the_largest_batch_within_a_budget_is_found() -> None:
-    asked: dict[str, Any] = {"budget": "64KiB", "device": DEVICE, "strategy": "keep-all", "largest": 64}
+    asked: dict[str, Any] = {"budget": "64KiB", "hardware": DEVICE, "strategy": "keep-all", "largest": 64}
     batch = vdnn.fit(lambda: nn.Linear(64, 64), lambda size: (torch.empty(size, 64),), **asked)
     model = nn.Linear(64, 64)
     inside, outside = (
-        vdnn.plan(model, (torch.empty(rows, 64),), device=DEVICE).peak_nbytes for rows in (batch, batch + 1)
+        vdnn.plan(model, (torch.empty(rows, 64),), hardware=DEVICE).peak_nbytes for rows in (batch, batch + 1)
     )
     assert inside <= 64 * 2**10 < outside
 
 
 def test_an_eager_model_keeps_a_budget_in_a_tensor_cache() -> None:
-    cache = vdnn.tensor_cache("1GiB", device=DEVICE)
+    cache = vdnn.tensor_cache("1GiB", hardware=DEVICE)
 
     def run(x: Tensor) -> Tensor:
         return model(x)
@@ -211,7 +211,7 @@ def test_torch_compile_takes_vdnn_as_its_backend() -> None:
     from vdnn.compile.backend import vdnn as backend
 
     model = network()
-    asked = {"strategy": "recompute-cost", "device": DEVICE}
+    asked = {"strategy": "recompute-cost", "hardware": DEVICE}
     assert_same_bits(model, torch.compile(model, backend=backend, dynamic=False, options=asked))
 
 
@@ -225,7 +225,7 @@ def test_without_gradients_the_plain_model_runs() -> None:
 
 def test_a_virtual_model_has_the_keys_the_parameters_and_the_class_of_the_plain_one() -> None:
     plain = network()
-    virtual = vdnn.virtualize(plain, device=DEVICE)
+    virtual = vdnn.virtualize(plain, hardware=DEVICE)
     assert type(virtual) is type(plain)
     assert list(virtual.state_dict()) == list(plain.state_dict())
     assert all(mine is theirs for mine, theirs in zip(virtual.parameters(), plain.parameters(), strict=True))
@@ -237,7 +237,7 @@ def test_dropout_made_again_draws_the_same_numbers() -> None:
         return nn.functional.dropout(nn.functional.dropout(x.exp(), 0.3).exp(), 0.5).square().sum()
 
     x = images().requires_grad_()
-    again = vdnn.virtualize(drop, (x,), device=DEVICE, strategy="recompute-memory")
+    again = vdnn.virtualize(drop, (x,), hardware=DEVICE, strategy="recompute-memory")
     torch.manual_seed(3)
     (expected,) = torch.autograd.grad(drop(x), x)
     torch.manual_seed(3)
@@ -246,7 +246,7 @@ def test_dropout_made_again_draws_the_same_numbers() -> None:
 
 
 def test_the_command_line_plans_a_network_of_the_users(my_nets: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["plan", my_nets, "--batch", "4", "--budget", "80%", "--device", DEVICE, "--json"]) == 0
+    assert main(["plan", my_nets, "--batch", "4", "--budget", "80%", "--hardware", DEVICE, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["plan"]["peak_nbytes"] <= answer["budget_nbytes"] < answer["keep_all"]["peak_nbytes"]
 

@@ -1,7 +1,7 @@
 """Virtual memory for neural-network training: name a number of bytes, change one line, train.
 
     model = vdnn.virtualize(model, budget="12GiB")                   # trains as before
-    plan = vdnn.plan(model, args, budget="12GiB", device="titan-x")  # nothing is allocated
+    plan = vdnn.plan(model, args, budget="12GiB", hardware="titan-x")  # nothing is allocated
     print(vdnn.report(model))                                        # what the last step did, next to what was planned
     batch = vdnn.fit(make_model, make_args, budget="12GiB")          # the largest that trains within it
     both = vdnn.Budget("12GiB")                                      # for several models, as their budget=

@@ -169,7 +169,7 @@ def plan(
     kwargs: Mapping[str, Any] | None = None,
     **options: Unpack[PlanOptions],
 ) -> Plan:
-    """What one training step of `model` would do on `device`, without running or allocating it.
+    """What one training step of `model` would do on `hardware`, without running or allocating it.
 
     `model` is a module (the loss is outside: its output's gradient arrives as an input) or a function with the loss
     inside. Of the options of `virtualize` it takes those that shape a plan. Nothing is run unless `costs="tried"` or
@@ -179,7 +179,7 @@ def plan(
         raise InvalidInput(f"plan takes an nn.Module or a function, not {type(model).__name__} {model!r}"[:200])
     check_names(options, PlanOptions, "plan")
     options.setdefault("costs", "roofline")
-    return plan_of(model, args, kwargs or {}, Options(**options).on_known_hardware())
+    return plan_of(model, args, kwargs or {}, Options(**options).on_known_machine())
 
 
 def report(model: Any) -> Report:
@@ -193,7 +193,7 @@ def tensor_cache(
     policy: str = "next-use",
     encode: bool = True,
     over_budget: str = "raise",
-    device: str | Hardware | None = None,
+    hardware: str | Hardware | None = None,
     **options: Unpack[TierOptions],
 ) -> TensorCache:
     """A context in which eager training stays within `budget` bytes, with the same gradients.
@@ -211,13 +211,13 @@ def tensor_cache(
     if over_budget not in ("raise", "warn"):
         raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
     check_names(options, TierOptions, "tensor_cache")
-    known = Options(device=device, **options)
+    known = Options(hardware=hardware, **options)
     where = indexed(torch.accelerator.current_accelerator() or CPU)
-    hardware = known.hardware_of(str(where))
-    tiers = [tier.name for tier in hardware.tiers[1:]]
+    machine = known.machine_of(str(where))
+    tiers = [tier.name for tier in machine.tiers[1:]]
     if where != CPU and "host" not in tiers:
         tiers.insert(0, "host")  # what is behind an accelerator's memory, whatever this machine is described as
-    asked = AskedTiers.of(hardware, known.spill_dir, where, verify_spills=known.verify_spills)
+    asked = AskedTiers.of(machine, known.spill_dir, where, verify_spills=known.verify_spills)
     return TensorCache(
         parse_budget(budget),
         tiers,

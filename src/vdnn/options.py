@@ -60,7 +60,7 @@ class Options:
             metavar="NAME",
         ),
     )
-    device: str | Hardware | None = field(
+    hardware: str | Hardware | None = field(
         default=None,
         metadata=described("A hardware preset such as titan-x or a100. Default: this machine.", metavar="NAME"),
     )
@@ -188,10 +188,10 @@ class Options:
             raise InvalidInput(f"compiler is 'eager' or 'inductor', not {self.compiler!r}")
         if self.costs not in (None, *COSTS):
             raise InvalidInput(f"costs are 'roofline', 'tried' or 'measured', not {self.costs!r}")
-        if self.costs in ("tried", "measured") and isinstance(self.device, str):
+        if self.costs in ("tried", "measured") and isinstance(self.hardware, str):
             raise InvalidInput(
-                f"ops can be {self.costs} on this machine only, not on {self.device!r}: leave out costs={self.costs!r}"
-                " or device="
+                f"ops can be {self.costs} on this machine only, not on {self.hardware!r}: leave out"
+                f" costs={self.costs!r} or hardware="
             )
 
     @property
@@ -211,21 +211,22 @@ class Options:
     def chosen_costs(self) -> str:
         if self.costs is not None:
             return self.costs  # known: nothing has to be measured now, in the middle of a trace
-        here = self.device is None or (isinstance(self.device, Hardware) and self.device.name == THIS_MACHINE)
+        here = self.hardware is None or (isinstance(self.hardware, Hardware) and self.hardware.name == THIS_MACHINE)
         return "tried" if self.budget is not None and here else "roofline"
 
     @property
-    def hardware(self) -> Hardware:
-        return self.hardware_of("cpu")
+    def machine(self) -> Hardware:
+        """The machine that is planned for, with its tiers bounded as was asked."""
+        return self.machine_of("cpu")
 
-    def hardware_of(self, where: str) -> Hardware:
+    def machine_of(self, where: str) -> Hardware:
         """What was named, else this machine as a step on this device has it."""
-        machine = _this_machine(self.spill_dir, where) if self.device is None else self.device
+        machine = _this_machine(self.spill_dir, where) if self.hardware is None else self.hardware
         machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}
         return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
 
-    def on_known_hardware(self, *, runs: bool = False, where: str = "cpu") -> Options:
+    def on_known_machine(self, *, runs: bool = False, where: str = "cpu") -> Options:
         """With the machine looked up, and a saved plan read. To be called before tracing starts: while AOTAutograd
         traces, every tensor is fake. Who only plans has the disk as it is now; who `runs` asks for every plan. `where`:
         the device whose machine it is, unless hardware was named."""
@@ -237,9 +238,9 @@ class Options:
             asked = replace(self, plan=saved, budget=budget)
         if not runs:
             asked = replace(asked, budget=asked.amount)  # a plan is of one model
-        machine = asked.hardware_of(where)
+        machine = asked.machine_of(where)
         machine = machine if runs else _with_free_disk(machine, self.spill_dir)
-        return replace(asked, device=machine, costs=asked.chosen_costs)
+        return replace(asked, hardware=machine, costs=asked.chosen_costs)
 
     @classmethod
     def parse(cls, options: Mapping[str, Any]) -> Options:
@@ -265,7 +266,7 @@ class PlanOptions(TypedDict, total=False):
 
     budget: Amount | Budget | None
     strategy: str | None
-    device: str | Hardware | None
+    hardware: str | Hardware | None
     optimizer: str | None
     lossy: str | None
     exact: bool

@@ -33,7 +33,7 @@ def wide(batch):
 '''
 
 DEEP = "my_nets:deep"
-ON_TITAN_X = ("--device", "titan-x")
+ON_TITAN_X = ("--hardware", "titan-x")
 
 
 def place_nets(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ from vdnn.ir import Graph, Role
 from vdnn.plan.model.timeline import ROLES, Timeline
 from vdnn.runtime.executor import Executor
 
-virtualize = partial(vdnn.virtualize, device="titan-x")
-plan = partial(vdnn.plan, device="titan-x")
+virtualize = partial(vdnn.virtualize, hardware="titan-x")
+plan = partial(vdnn.plan, hardware="titan-x")
 
 Step = Callable[..., Any]
 SEED = 1

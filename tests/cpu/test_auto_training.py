@@ -52,11 +52,11 @@ def check_budgets(name: str, machine: str, shares: Sequence[int]) -> None:
     plain = copy.deepcopy(model)
     expected = train(spec.step(plain), plain, args, steps=2)
     with captured_once(name, 4):
-        keep_all = vdnn.plan(spec.step(model), args, device=device).peak_nbytes
+        keep_all = vdnn.plan(spec.step(model), args, hardware=device).peak_nbytes
         least = smallest_budget(spec.step(model), args, "auto", device)
         for budget in map(Nbytes, sorted({max(least, keep_all * share // 100) for share in shares} | {least})):
             ours = copy.deepcopy(model)
-            virtual = vdnn.virtualize(spec.step(ours), sample=args, budget=budget, device=device, costs="roofline")
+            virtual = vdnn.virtualize(spec.step(ours), sample=args, budget=budget, hardware=device, costs="roofline")
             assert_same(expected, train(virtual, ours, args, steps=2))
             assert_measured_as_simulated(virtual)
             assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
@@ -68,8 +68,8 @@ def test_auto_trains_a_step_that_is_captured_as_it_is_called(name: str) -> None:
     spec = MODELS[name].small()
     model, args = spec.build(), spec.sample(4)
     plain = copy.deepcopy(model)
-    budget = Nbytes(vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes * 3 // 4)
-    virtual = vdnn.virtualize(spec.step(model), budget=budget, device=DISK, costs="roofline")
+    budget = Nbytes(vdnn.plan(spec.step(model), args, hardware=DISK).peak_nbytes * 3 // 4)
+    virtual = vdnn.virtualize(spec.step(model), budget=budget, hardware=DISK, costs="roofline")
     assert_same(train(spec.step(plain), plain, args, steps=2), train(virtual, model, args, steps=2))
     assert_measured_as_simulated(virtual)
     assert all(executor.plan.peak_nbytes <= budget for executor in executors(virtual))
@@ -80,8 +80,8 @@ def mechanisms(name: str, device: Hardware) -> set[str]:
     step, args = spec.step(spec.build()), spec.sample(4)
     with captured_once(name, 4):
         least = smallest_budget(step, args, "auto", device)
-        peak = vdnn.plan(step, args, device=device).peak_nbytes
-        plan = vdnn.plan(step, args, device=device, budget=Nbytes((least + peak) // 2))
+        peak = vdnn.plan(step, args, hardware=device).peak_nbytes
+        plan = vdnn.plan(step, args, hardware=device, budget=Nbytes((least + peak) // 2))
     return {decision.action.kind for decision in plan.decisions}
 
 
@@ -106,9 +106,9 @@ def test_auto_recomputes_in_stretches_where_nothing_can_be_away(share: float) ->
     def loss_of(net: nn.Module) -> Any:
         return lambda x: net(x).square().mean()
 
-    budget = Nbytes(vdnn.plan(loss_of(model), batch, strategy="keep-all", device=ONE_TIER).peak_nbytes * share)
-    classic = vdnn.plan(loss_of(model), batch, strategy="checkpoint-sqrt", device=ONE_TIER)
-    virtual = vdnn.virtualize(loss_of(model), sample=batch, budget=budget, device=ONE_TIER, costs="roofline")
+    budget = Nbytes(vdnn.plan(loss_of(model), batch, strategy="keep-all", hardware=ONE_TIER).peak_nbytes * share)
+    classic = vdnn.plan(loss_of(model), batch, strategy="checkpoint-sqrt", hardware=ONE_TIER)
+    virtual = vdnn.virtualize(loss_of(model), sample=batch, budget=budget, hardware=ONE_TIER, costs="roofline")
     assert_same(train(loss_of(plain), plain, batch), train(virtual, model, batch))
     assert_measured_as_simulated(virtual)
     (executor,) = executors(virtual)

@@ -16,7 +16,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from vdnn.compile.backend import vdnn as backend
 
-OPTIONS: dict[str, Any] = {"device": "titan-x"}
+OPTIONS: dict[str, Any] = {"hardware": "titan-x"}
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ MISTAKES = {
     "no batch": (["inspect", "vgg16"], "Missing option '--batch'"),
     "no steps": (["train", "usernets:good", "--batch", "2", "--steps", "0"], "'0' is not a positive whole number"),
     "a misspelt unit": (["train", "vgg16", "--batch", "2", "--budget", "12 GiBs"], "cannot read '12 GiBs'"),
-    "an unknown device": (["inspect", "alexnet", "--batch", "2", "--device", "gtx9000"], "'gtx9000'"),
+    "an unknown device": (["inspect", "alexnet", "--batch", "2", "--hardware", "gtx9000"], "'gtx9000'"),
     "an unknown optimizer": (["inspect", "alexnet", "--batch", "2", "--optimizer", "lion"], "'lion' is none of sgd"),
     "an unknown strategy": (["train", "usernets:good", "--batch", "2", "--strategy", "magic"], "'magic'"),
     "a learning rate in words": (["train", "usernets:good", "--batch", "2", "--lr", "high"], "'high' is not a number"),
@@ -151,7 +151,7 @@ def test_a_mistake_in_json_mode_is_a_json_object(mistake: str, capsys: pytest.Ca
 
 
 def test_a_budget_that_nothing_fits_says_which_budget_would(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "alexnet", "--batch", "2", "--device", "titan-x", "--budget", "1MB"]) == 2
+    assert main(["inspect", "alexnet", "--batch", "2", "--hardware", "titan-x", "--budget", "1MB"]) == 2
     assert "Raise budget to at least" in capsys.readouterr().err
 
 
@@ -204,19 +204,19 @@ def test_models_lists_vgg16_with_its_published_size(capsys: pytest.CaptureFixtur
 
 def test_inspect_finds_that_feature_maps_dominate_vgg16(capsys: pytest.CaptureFixture[str]) -> None:
     """The first observation of vDNN (MICRO 2016)."""
-    profile = answer(capsys, "inspect", "vgg16", "--batch", "256", "--device", "titan-x")
+    profile = answer(capsys, "inspect", "vgg16", "--batch", "256", "--hardware", "titan-x")
     assert profile["dominant_role"] == "feature map"
     assert profile["predicted"]["peak_nbytes"] > profile["device_nbytes"]
 
 
 def test_inspect_counts_the_state_of_adam(capsys: pytest.CaptureFixture[str]) -> None:
-    profile = answer(capsys, "inspect", "alexnet", "--batch", "1", "--device", "titan-x", "--optimizer", "adam")
+    profile = answer(capsys, "inspect", "alexnet", "--batch", "1", "--hardware", "titan-x", "--optimizer", "adam")
     roles = profile["predicted"]["nbytes_by_role"]
     assert roles["optimizer state"] >= 2 * roles["parameter"]
 
 
 def test_inspect_in_text_shows_the_peak_and_the_plot(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["inspect", "usernets:good", "--batch", "512", "--device", "titan-x"]) == 0
+    assert main(["inspect", "usernets:good", "--batch", "512", "--hardware", "titan-x"]) == 0
     out = capsys.readouterr().out
     assert "One training step peaks at" in out
     assert "▲" in out
@@ -259,7 +259,7 @@ def test_the_same_seed_gives_the_same_losses(capsys: pytest.CaptureFixture[str])
 
 
 def test_what_a_factory_prints_does_not_spoil_the_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert answer(capsys, "inspect", "usernets:chatty", "--batch", "2", "--device", "titan-x")["num_ops"] > 0
+    assert answer(capsys, "inspect", "usernets:chatty", "--batch", "2", "--hardware", "titan-x")["num_ops"] > 0
 
 
 def test_doctor_measures_this_machine(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

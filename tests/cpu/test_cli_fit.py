@@ -72,18 +72,18 @@ def make_args(batch: int) -> tuple[torch.Tensor, ...]:
 
 
 def test_the_batch_that_is_returned_fits_and_the_next_does_not() -> None:
-    batch = vdnn.fit(make_model, make_args, budget="1MiB", device="titan-x", strategy="keep-all", smallest=256)
+    batch = vdnn.fit(make_model, make_args, budget="1MiB", hardware="titan-x", strategy="keep-all", smallest=256)
     with torch.device("meta"):
         model, args, more = make_model(), make_args(batch), make_args(batch + 1)
-    assert vdnn.plan(model, args, budget="1MiB", device="titan-x", strategy="keep-all").peak_nbytes <= 2**20
+    assert vdnn.plan(model, args, budget="1MiB", hardware="titan-x", strategy="keep-all").peak_nbytes <= 2**20
     with pytest.raises(Infeasible):
-        vdnn.plan(model, more, budget="1MiB", device="titan-x", strategy="keep-all")
+        vdnn.plan(model, more, budget="1MiB", hardware="titan-x", strategy="keep-all")
 
 
 @pytest.mark.slow
 def test_moving_maps_lets_a_larger_batch_fit() -> None:
     kept, moved = (
-        vdnn.fit(make_model, make_args, budget="1MiB", device="titan-x", strategy=strategy, smallest=256)
+        vdnn.fit(make_model, make_args, budget="1MiB", hardware="titan-x", strategy=strategy, smallest=256)
         for strategy in ("keep-all", "offload")
     )
     assert moved > kept
@@ -96,18 +96,18 @@ def test_the_model_and_its_arguments_are_made_without_memory() -> None:
         seen.extend(make_args(batch))
         return tuple(seen[-1:])
 
-    vdnn.fit(make_model, watched, budget="1MiB", device="titan-x", largest=2)
+    vdnn.fit(make_model, watched, budget="1MiB", hardware="titan-x", largest=2)
     assert {tensor.device.type for tensor in seen} == {"meta"}
 
 
 def test_without_a_budget_the_memory_of_the_device_is_the_budget() -> None:
-    options = fitting.fitting_options(budget=None, device="titan-x")
-    assert options.budget == options.hardware.device.nbytes
+    options = fitting.fitting_options(budget=None, hardware="titan-x")
+    assert options.budget == options.machine.device.nbytes
 
 
 def test_a_share_is_no_budget_for_a_search() -> None:
     with pytest.raises(InvalidInput, match="grows with the batch"):
-        vdnn.fit(make_model, make_args, budget="50%", device="titan-x")
+        vdnn.fit(make_model, make_args, budget="50%", hardware="titan-x")
 
 
 def test_the_json_keeps_its_shape(capsys: pytest.CaptureFixture[str]) -> None:

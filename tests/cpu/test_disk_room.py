@@ -35,7 +35,7 @@ def net() -> nn.Module:
 
 
 def virtual_of(model: nn.Module, directory: Path, **options: Any) -> nn.Module:
-    asked: dict[str, Any] = {"budget": "60%", "device": DISK, "strategy": "offload", "spill_dir": str(directory)}
+    asked: dict[str, Any] = {"budget": "60%", "hardware": DISK, "strategy": "offload", "spill_dir": str(directory)}
     return vdnn.virtualize(model, sample=(BATCH,), **(asked | options))
 
 

@@ -236,14 +236,14 @@ def test_by_its_name_in_the_ecosystem_it_is_refused() -> None:
     """`torch.compile` runs what surrounds a graph, where vdnn has no say."""
     make, x = UNCAPTURED["gru cell"]
     compiled = torch.compile(
-        seeded(make), backend="vdnn", dynamic=False, options={"budget": "60%", "device": "titan-x"}
+        seeded(make), backend="vdnn", dynamic=False, options={"budget": "60%", "hardware": "titan-x"}
     )
     with pytest.raises(Exception, match=r"nn\.GRUCell has other last bits"):
         compiled(x)
 
 
 def test_a_saved_plan_that_no_graph_can_follow_is_refused() -> None:
-    plan = vdnn.plan(nn.Linear(32, 32), rows(256, 32), device=DISK, budget="100%")
+    plan = vdnn.plan(nn.Linear(32, 32), rows(256, 32), hardware=DISK, budget="100%")
     make, x = UNCAPTURED["decides"]
     with pytest.raises(CaptureFailed, match=r"cannot follow the plan[\s\S]*Leave out plan="):
         virtualize(seeded(make), plan=plan)(x)

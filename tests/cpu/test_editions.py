@@ -47,7 +47,7 @@ class Captured:
             patch.setattr(pipeline, "choose_form", lambda *given: kept.append(choose(*given)) or kept[0])
             self.own = Net()
             self.own.load_state_dict(self.plain.state_dict())
-            self.virtual = vdnn.virtualize(self.own, sample=(IMAGES,), device=DISK)
+            self.virtual = vdnn.virtualize(self.own, sample=(IMAGES,), hardware=DISK)
         self.form = kept[0].form
         (self.executor,) = executors(self.virtual)
 

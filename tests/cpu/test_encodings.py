@@ -54,7 +54,7 @@ def num_too_dense(virtual: Any) -> int:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_without_a_budget_a_map_that_is_too_dense_stays_whole(form: str) -> None:
-    virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], device=DISK)
+    virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], hardware=DISK)
     assert list(encodings_of(virtual).values()) == [form]
     assert num_too_dense(virtual) == 2
     assert used_nbytes(virtual) == 0
@@ -62,14 +62,14 @@ def test_without_a_budget_a_map_that_is_too_dense_stays_whole(form: str) -> None
 
 @pytest.mark.parametrize("form", FORMS)
 def test_with_a_budget_a_map_that_is_too_dense_goes_to_a_slower_tier_and_comes_back(form: str) -> None:
-    virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], device=DISK, budget="100%", costs="roofline")
+    virtual = trained(dense(X), X, strategy="gist", density=FORMS[form], hardware=DISK, budget="100%", costs="roofline")
     assert num_too_dense(virtual) == 2
     assert_measured_as_simulated(virtual)
 
 
 def overflowing() -> Any:
     torch.manual_seed(0)
-    return vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=DISK, budget="100%", costs="roofline")
+    return vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, hardware=DISK, budget="100%", costs="roofline")
 
 
 def test_a_map_that_went_to_a_slower_tier_leaves_it_with_its_graph() -> None:
@@ -88,7 +88,7 @@ def test_a_kept_graph_reads_a_map_that_went_to_a_slower_tier_again() -> None:
 
 
 def test_a_map_that_is_too_dense_and_has_nowhere_to_go_says_what_would_help() -> None:
-    virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=ALONE, budget="100%", costs="roofline")
+    virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, hardware=ALONE, budget="100%", costs="roofline")
     with pytest.raises(
         EncodingTooLarge, match=r"of its elements are not zero.*Give a larger share with density=0\.\d\d"
     ) as caught:
@@ -119,7 +119,7 @@ def test_a_step_that_learns_late_what_an_encoding_did_not_hold_hands_out_no_grad
 ) -> None:
     """A window index is read as it is, the other encoding is decoded."""
     model = with_shift(lambda self, x: F.max_pool2d(self.conv(F.relu(x + 1)), 2), X, conv=nn.Conv2d(4, 2, 3))
-    virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=0.9, device=ALONE)
+    virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=0.9, hardware=ALONE)
     (executor,) = executors(virtual)
     if kind != "watched":
         virtual(X).sum().backward()
@@ -137,7 +137,9 @@ def test_a_step_that_learns_late_what_an_encoding_did_not_hold_hands_out_no_grad
 
 def test_the_density_that_helps_does_help() -> None:
     share = float((F.relu(X + 1) != 0).float().mean())
-    virtual = trained(dense(X), X, strategy="gist", density=share + 0.01, device=ALONE, budget="100%", costs="roofline")
+    virtual = trained(
+        dense(X), X, strategy="gist", density=share + 0.01, hardware=ALONE, budget="100%", costs="roofline"
+    )
     assert num_too_dense(virtual) == 0
     assert_measured_as_simulated(virtual)
 
@@ -151,7 +153,7 @@ def test_the_report_tells_the_largest_density_that_was_found() -> None:
 
 @pytest.mark.parametrize("budget", [None, "100%"])
 def test_a_hook_that_copies_saved_tensors_loses_a_map_that_was_too_dense_with_a_clear_error(budget: str | None) -> None:
-    virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, device=DISK, budget=budget, costs="roofline")
+    virtual = vdnn.virtualize(dense(X), sample=(X,), **TOO_SMALL, hardware=DISK, budget=budget, costs="roofline")
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
         loss = virtual(X).sum()
     with pytest.raises(LostHandle, match="outside such hooks"):
@@ -160,7 +162,7 @@ def test_a_hook_that_copies_saved_tensors_loses_a_map_that_was_too_dense_with_a_
 
 def test_a_hook_that_copies_saved_tensors_copies_encodings_that_fit() -> None:
     model = dense(X)
-    virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=1.0, device=DISK)
+    virtual = vdnn.virtualize(model, sample=(X,), strategy="gist", density=1.0, hardware=DISK)
     expected = step(model, X)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
         found = step(virtual, X)

@@ -65,7 +65,7 @@ def backward(model: Any, batch: torch.Tensor) -> None:
 
 
 def test_the_small_network_has_every_kind_of_code() -> None:
-    found = vdnn.plan(network(), (images(),), device="titan-x", strategy="gist")
+    found = vdnn.plan(network(), (images(),), hardware="titan-x", strategy="gist")
     codecs = {d.action.codec for d in found.decisions if isinstance(d.action, Encode)}
     assert codecs == {"sign-mask", "bool-mask", "window-index", "sparse"}
 
@@ -261,10 +261,10 @@ def test_encodings_that_travel_come_back_exactly_and_within_the_budget(
     by_hand: Any, machine: str, fetch: str, decoded: bool
 ) -> None:
     strategy = by_hand(travelling(MACHINES[machine].tiers[-1].name, fetch, decoded=decoded))
-    smallest = vdnn.plan(network(), (images(),), device=MACHINES[machine], strategy=strategy).peak_nbytes
+    smallest = vdnn.plan(network(), (images(),), hardware=MACHINES[machine], strategy=strategy).peak_nbytes
     plain, virtual = copy.deepcopy(network()), network()
     virtual = vdnn.virtualize(
-        virtual, (images(),), device=MACHINES[machine], strategy=strategy, budget=smallest, costs="roofline"
+        virtual, (images(),), hardware=MACHINES[machine], strategy=strategy, budget=smallest, costs="roofline"
     )
     for _ in range(2):
         both(plain, virtual, lambda model: backward(model, images()))
@@ -277,7 +277,7 @@ def test_encodings_that_travel_come_back_exactly_and_within_the_budget(
 
 def test_encodings_that_travel_leave_their_tier_with_their_graph(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
-    virtual = vdnn.virtualize(network(), (images(),), device=DISK, strategy=strategy)
+    virtual = vdnn.virtualize(network(), (images(),), hardware=DISK, strategy=strategy)
     loss = virtual(images()).sum()
     assert used_nbytes(virtual) > 0
     del loss
@@ -290,12 +290,12 @@ def test_a_kept_graph_fetches_encodings_again(by_hand: Any) -> None:
         loss.backward(retain_graph=True)
         loss.backward()
 
-    check(network(), steps, strategy=by_hand(travelling("disk", "late", decoded=False)), device=DISK)
+    check(network(), steps, strategy=by_hand(travelling("disk", "late", decoded=False)), hardware=DISK)
 
 
 def test_encodings_that_travel_are_lost_with_their_handle(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
-    virtual = vdnn.virtualize(network(), (images(),), device=DISK, strategy=strategy)
+    virtual = vdnn.virtualize(network(), (images(),), hardware=DISK, strategy=strategy)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
         loss = virtual(images()).sum()
     with pytest.raises(LostHandle, match="outside such hooks"):
@@ -304,7 +304,7 @@ def test_encodings_that_travel_are_lost_with_their_handle(by_hand: Any) -> None:
 
 def test_an_encoding_that_travels_and_does_not_fit_takes_the_whole_map_along(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
-    plain, virtual = pair(network(), device=DISK, strategy=strategy, density=0.02, budget="100%", costs="roofline")
+    plain, virtual = pair(network(), hardware=DISK, strategy=strategy, density=0.02, budget="100%", costs="roofline")
     both(plain, virtual, lambda model: backward(model, images()))
     assert_same_state(plain, virtual)
     (executor,) = executors(virtual)

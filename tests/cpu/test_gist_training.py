@@ -86,7 +86,9 @@ def test_a_transformers_model_trains_exactly(name: str, attention: str) -> None:
 def test_the_papers_networks_hold_less_between_forward_and_backward(name: str) -> None:
     spec, model, args, _ = small_network(name, STEPS)
     with captured_once(name, BATCH):
-        kept, encoded = (vdnn.plan(spec.step(model), args, device="titan-x", strategy=s) for s in ("keep-all", "gist"))
+        kept, encoded = (
+            vdnn.plan(spec.step(model), args, hardware="titan-x", strategy=s) for s in ("keep-all", "gist")
+        )
     at = kept.problem.graph.num_forward - 1
     stashed = [int(plan.timeline.total()[(plan.timeline.moments == at).nonzero()[0][-1]]) for plan in (kept, encoded)]
     assert stashed[1] < stashed[0]

@@ -65,9 +65,9 @@ def test_a_model_with_hostile_names_trains_and_is_shown_harmlessly(
     with caplog.at_level(logging.INFO, logger="vdnn"):
         virtual = virtualize(model, batch)
         train(lambda x: virtual(x).square().mean(), model, batch, steps=1)
-        plan = vdnn.plan(step, batch, device="titan-x", strategy="offload")
+        plan = vdnn.plan(step, batch, hardware="titan-x", strategy="offload")
         with pytest.raises(Infeasible) as refusal:
-            vdnn.plan(step, batch, device="titan-x", budget="1KiB")
+            vdnn.plan(step, batch, hardware="titan-x", budget="1KiB")
     profile = as_text(profile_view(profile_memory(plan, top=30), 200), 200)
     texts = (str(vdnn.report(virtual)), str(plan), listing(plan), profile, str(refusal.value), caplog.text)
     found = list(shown(*texts))

@@ -111,7 +111,7 @@ def test_dropout_draws_the_numbers_of_eager_mode() -> None:
 
 def test_torch_compile_takes_the_compiler_as_an_option() -> None:
     x = images()
-    asked: Any = {"dynamic": False, "options": {"compiler": "inductor", "device": "titan-x"}}
+    asked: Any = {"dynamic": False, "options": {"compiler": "inductor", "hardware": "titan-x"}}
     expected, found, _ = outcomes(conv_net(), x, lambda model: torch.compile(model, backend=backend, **asked))
     assert 0 < largest_error(expected, found) < TOLERANCE  # not bit for bit: kernels were at work
 

@@ -27,7 +27,7 @@ def test_a_backward_that_was_interrupted_is_run_again(waits: int, monkeypatch: p
     plain(batch).sum().backward()
     step = lambda x: model(x).sum()  # noqa: E731
     least = smallest_budget(step, (batch,), "offload", DISK)
-    virtual = vdnn.virtualize(step, sample=(batch,), strategy="offload", budget=least, device=DISK)
+    virtual = vdnn.virtualize(step, sample=(batch,), strategy="offload", budget=least, hardware=DISK)
     loss = virtual(batch)
     real, calls = ThreadTransfers.wait_fetched, 0
 

@@ -268,7 +268,7 @@ def plain_outcome() -> Outcome:
 def assert_trains_alike(**options: Any) -> None:
     model, args, expected = words(num_words=500), sentences(500), plain_outcome()
     with captured_once("words"):
-        virtual = virtualize(model, sample=args, device=DISK, **options)
+        virtual = virtualize(model, sample=args, hardware=DISK, **options)
     assert_same(expected, train(virtual, model, args))
     assert_measured_as_simulated(virtual)
     assert goes_over_log_probabilities(executors(virtual)[0].plan.problem.graph)

@@ -280,12 +280,12 @@ def test_a_named_directory_that_cannot_be_used_is_refused(own_folders: Path):
 
 def test_who_plans_for_this_machine_has_what_is_free_on_its_disk_now(own_folders: Path, small_disk: Path):
     asked = Options(spill_dir=str(small_disk))
-    assert asked.hardware.tier("disk").nbytes is None
-    assert asked.on_known_hardware().hardware.tier("disk").nbytes == MiB
+    assert asked.machine.tier("disk").nbytes is None
+    assert asked.on_known_machine().machine.tier("disk").nbytes == MiB
     (small_disk / "other").write_bytes(bytes(MiB // 2))
-    assert asked.on_known_hardware().hardware.tier("disk").nbytes == MiB // 2
-    assert replace(asked, disk_budget="1000B").on_known_hardware().hardware.tier("disk").nbytes == 1000
-    assert asked.on_known_hardware(runs=True).hardware.tier("disk").nbytes is None
+    assert asked.on_known_machine().machine.tier("disk").nbytes == MiB // 2
+    assert replace(asked, disk_budget="1000B").on_known_machine().machine.tier("disk").nbytes == 1000
+    assert asked.on_known_machine(runs=True).machine.tier("disk").nbytes is None
 
 
 def test_disks_are_known_by_their_device_or_by_where_they_are_mounted(small_disk: Path, tmp_path: Path):

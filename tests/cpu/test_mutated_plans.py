@@ -56,7 +56,7 @@ def step_of(model: nn.Module) -> Any:
 
 
 def documents() -> list[tuple[Plan, Any]]:
-    plans = [vdnn.plan(step_of(network()), images(), device=DISK, **asked) for asked in ASKED]
+    plans = [vdnn.plan(step_of(network()), images(), hardware=DISK, **asked) for asked in ASKED]
     return [(plan, json.loads(json.dumps(to_json(plan)))) for plan in plans]
 
 
@@ -69,7 +69,7 @@ def changed(document: Any, chance: Random) -> Any:
 
 def assert_trains_alike(plan: Plan, expected: Any) -> None:
     model = copy.deepcopy(network())
-    virtual = vdnn.virtualize(step_of(model), images(), plan=plan, device=DISK)
+    virtual = vdnn.virtualize(step_of(model), images(), plan=plan, hardware=DISK)
     assert_same(expected, train(virtual, model, images(), steps=1))
     (executor,) = executors(virtual)
     measured, budget_nbytes = executor.measured.timeline, plan.problem.budget_nbytes

@@ -19,7 +19,7 @@ from vdnn.errors import LostHandle, TierFailed, TierFull
 from vdnn.hardware.emulated import emulated
 
 KEEPS_ITS_GRAPH = pytest.mark.filterwarnings("ignore:[\\s\\S]*retain_graph=True:vdnn.errors.BudgetExceeded")
-TIGHT: dict[str, Any] = {"budget": "85%", "device": DISK, "strategy": "offload"}
+TIGHT: dict[str, Any] = {"budget": "85%", "hardware": DISK, "strategy": "offload"}
 
 
 def test_a_module_called_just_in_time_trains_within_its_budget() -> None:
@@ -106,7 +106,7 @@ def hold_graphs(model: Any, count: int) -> list[torch.Tensor]:
 
 def test_a_second_graph_that_overfills_a_tier_says_so_and_the_next_step_works() -> None:
     """A plan counts one step. Two graphs alive at once may need twice the room of a bounded tier."""
-    _, virtual = pair(ConvNet(), budget="85%", device=emulated(disk=False), host_budget="10000B", strategy="offload")
+    _, virtual = pair(ConvNet(), budget="85%", hardware=emulated(disk=False), host_budget="10000B", strategy="offload")
     backward(virtual, images())
     with pytest.raises(TierFull, match="host tier"):
         hold_graphs(virtual, 50)
@@ -121,7 +121,7 @@ def test_backward_runs_twice_where_maps_linger_into_backward() -> None:
     x, y = torch.randn(512, 64), torch.randint(10, (512,))
     for options in ({"strategy": "offload"}, {"strategy": "superneurons"}, {}):
         plain = copy.deepcopy(model)
-        virtual = vdnn.virtualize(copy.deepcopy(model), budget="70%", device=DISK, costs="roofline", **options)
+        virtual = vdnn.virtualize(copy.deepcopy(model), budget="70%", hardware=DISK, costs="roofline", **options)
         for net in (plain, virtual):
             loss = nn.functional.cross_entropy(net(x), y)
             loss.backward(retain_graph=True)

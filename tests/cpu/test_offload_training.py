@@ -52,7 +52,7 @@ def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, mach
     spec, model, args, _ = small_network(name)
     with captured_once(name, 2):
         smallest = smallest_budget(spec.step(model), args, strategy, MACHINES[machine])
-        check_budget(name, budget=smallest, strategy=strategy, device=MACHINES[machine])
+        check_budget(name, budget=smallest, strategy=strategy, hardware=MACHINES[machine])
 
 
 @pytest.mark.parametrize("share", ["75%", *larger("100%", "90%", "60%")])
@@ -60,22 +60,22 @@ def test_training_at_the_smallest_budget_is_exact(name: str, strategy: str, mach
 def test_training_within_a_share_of_the_keep_all_peak_is_exact(name: str, share: str) -> None:
     spec, model, args, _ = small_network(name)
     with captured_once(name, 2):
-        peak_nbytes = vdnn.plan(spec.step(model), args, device=DISK).peak_nbytes
+        peak_nbytes = vdnn.plan(spec.step(model), args, hardware=DISK).peak_nbytes
         budget = resolve_budget(share, peak_nbytes) or 0
         if budget < smallest_budget(spec.step(model), args, "offload", DISK):
             pytest.skip(f"{share} of the keep-all peak is below what offloading alone can meet on this small {name}")
-        check_budget(name, budget=share, device=DISK)
+        check_budget(name, budget=share, hardware=DISK)
 
 
 def test_a_budget_that_keeping_everything_meets_moves_nothing() -> None:
     spec, model, args, _ = small_network("unet")
     with captured_once("unet", 2):
-        assert vdnn.plan(spec.step(model), args, budget="100%", device=DISK).decisions == ()
+        assert vdnn.plan(spec.step(model), args, budget="100%", hardware=DISK).decisions == ()
 
 
 def test_a_budget_below_the_minimum_says_what_would_work() -> None:
     spec, model, args, _ = small_network("unet")
     with captured_once("unet", 2):
         with pytest.raises(Infeasible, match="Raise budget to at least") as caught:
-            vdnn.virtualize(spec.step(model), sample=args, budget="1%", device=DISK)
-        check_budget("unet", budget=caught.value.minimum_nbytes, device=DISK)
+            vdnn.virtualize(spec.step(model), sample=args, budget="1%", hardware=DISK)
+        check_budget("unet", budget=caught.value.minimum_nbytes, hardware=DISK)

@@ -105,7 +105,7 @@ def test_a_copy_has_the_names_of_the_traced_graph_and_can_make_no_code(traced: f
 
 
 @pytest.mark.parametrize("name", FREE)
-@pytest.mark.parametrize("options", [{"strategy": "keep-all"}, {"budget": "95%", "device": "titan-x"}], ids=str)
+@pytest.mark.parametrize("options", [{"strategy": "keep-all"}, {"budget": "95%", "hardware": "titan-x"}], ids=str)
 def test_a_step_without_a_pass_trains_with_the_same_bits(
     name: str, options: dict[str, Any], plain: Outcome, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,13 +14,13 @@ import vdnn.report.record
 
 
 def test_plan_is_a_function_after_its_modules_were_imported() -> None:
-    plan = vdnn.plan(nn.Linear(4, 2), (torch.randn(3, 4),), device="titan-x")
+    plan = vdnn.plan(nn.Linear(4, 2), (torch.randn(3, 4),), hardware="titan-x")
     assert isinstance(plan, vdnn.plan.Plan)
 
 
 def test_report_is_a_function_after_its_modules_were_imported() -> None:
     model = nn.Linear(4, 2)
-    step = vdnn.virtualize(lambda images: model(images).sum(), device="titan-x")
+    step = vdnn.virtualize(lambda images: model(images).sum(), hardware="titan-x")
     step(torch.randn(3, 4)).backward()
     assert isinstance(vdnn.report(step), vdnn.report.record.Report)
 

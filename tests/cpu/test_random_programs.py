@@ -43,7 +43,7 @@ def _wrong(seed: int) -> list[str]:
 def _within_some_budget(model: nn.Module, images: Tensor, draw: random.Random) -> Any:
     """Within a share of what keeping everything takes, or the least that can be had; through either front end."""
     sample, share = images.clone().requires_grad_(), f"{draw.randint(40, 100)}%"
-    known = {"costs": draw.choices(["roofline", "measured"], [5, 1])[0], "device": DEVICE}
+    known = {"costs": draw.choices(["roofline", "measured"], [5, 1])[0], "hardware": DEVICE}
     is_captured_as_called = draw.random() < 0.4
     try:
         virtual = virtualize(model, sample, budget=share, **known)

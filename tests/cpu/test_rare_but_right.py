@@ -107,7 +107,7 @@ class DividesIntegers(nn.Module):
 
 def test_integers_are_divided_within_a_budget() -> None:
     args = torch.arange(64), torch.full((64,), 8)
-    assert_trains_as_plain(DividesIntegers(), *args, budget="95%", costs="measured", device=DISK)
+    assert_trains_as_plain(DividesIntegers(), *args, budget="95%", costs="measured", hardware=DISK)
 
 
 def test_a_users_own_op_is_not_run_to_be_measured() -> None:
@@ -133,7 +133,7 @@ def test_a_users_own_op_is_not_run_to_be_measured() -> None:
 
     model = Counts()
     x = torch.randn(64, 16)
-    virtualize(model, sample=(x,), budget="95%", costs="measured", device=DISK)(x).sum().backward()
+    virtualize(model, sample=(x,), budget="95%", costs="measured", hardware=DISK)(x).sum().backward()
     assert len(calls) == 1
 
 

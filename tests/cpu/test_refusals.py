@@ -155,14 +155,14 @@ def test_a_sample_that_is_none_is_refused(take: Any, sample: Any, words: str) ->
 BAD_OPTIONS = {
     "budget": ({"budget": "12 GiBs"}, "12 GiBs"),
     "strategy": ({"strategy": "keep-some"}, "keep-some"),
-    "device": ({"device": "titan-y"}, "titan-y"),
+    "device": ({"hardware": "titan-y"}, "titan-y"),
 }
 
 
 @pytest.mark.parametrize(("bad", "words"), BAD_OPTIONS.values(), ids=BAD_OPTIONS.keys())
 def test_a_bad_option_is_named(bad: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        backward(vdnn.virtualize(nn.Linear(4, 4), **{"device": "titan-x", **bad}), rows())
+        backward(vdnn.virtualize(nn.Linear(4, 4), **{"hardware": "titan-x", **bad}), rows())
 
 
 def test_a_report_before_any_step_says_what_to_do() -> None:

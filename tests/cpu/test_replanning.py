@@ -41,7 +41,7 @@ def network() -> nn.Module:
 def plan() -> Plan:
     """With copies, whose drag lengthens what runs beside them."""
     slow = replace(DISK, links=tuple(replace(link, bandwidth_bytes_per_s=2e8, drag=0.3) for link in DISK.links))
-    return vdnn.plan(network(), (IMAGES,), budget="60%", strategy="offload", device=slow)
+    return vdnn.plan(network(), (IMAGES,), budget="60%", strategy="offload", hardware=slow)
 
 
 def simulated(plan: Plan) -> dict[int, float]:
@@ -89,7 +89,7 @@ class Training:
 
     def __init__(self, **options: Any) -> None:
         self.plain, self.own = network(), network()
-        self.virtual = vdnn.virtualize(self.own, sample=(IMAGES,), costs="tried", device=DISK, **options)
+        self.virtual = vdnn.virtualize(self.own, sample=(IMAGES,), costs="tried", hardware=DISK, **options)
         (self.executor,) = executors(self.virtual)
 
     @property
@@ -137,9 +137,9 @@ def test_without_replanning_the_first_plan_stays() -> None:
 
 
 def test_who_follows_a_plan_or_asked_for_measurements_keeps_it() -> None:
-    saved = vdnn.plan(network(), (IMAGES,), budget="80%", device=DISK)
+    saved = vdnn.plan(network(), (IMAGES,), budget="80%", hardware=DISK)
     for options in ({"plan": saved}, {"costs": "measured", "budget": "80%"}, {"costs": "roofline", "budget": "80%"}):
-        virtual = vdnn.virtualize(network(), sample=(IMAGES,), device=DISK, **options)  # type: ignore[arg-type]
+        virtual = vdnn.virtualize(network(), sample=(IMAGES,), hardware=DISK, **options)  # type: ignore[arg-type]
         (executor,) = executors(virtual)
         assert executor.before_step is None
 
@@ -164,7 +164,7 @@ def test_a_disk_that_becomes_slow_is_noticed_and_avoided() -> None:
 
 def test_a_second_shape_has_the_form_of_the_first_and_its_own_bits() -> None:
     plain, own = network(), network()
-    virtual = vdnn.virtualize(own, budget="80%", costs="tried", device=DISK)
+    virtual = vdnn.virtualize(own, budget="80%", costs="tried", hardware=DISK)
     for images in (IMAGES, IMAGES[:6]):
         for model, state in ((plain, plain), (virtual, own)):
             state.zero_grad()

@@ -26,7 +26,7 @@ from vdnn.runtime.runtime import Runtime, shared_runtime
 from vdnn.runtime.transfers.threads import ThreadTransfers
 from vdnn.units import MiB
 
-TIGHT: dict[str, Any] = {"budget": "85%", "device": DISK, "strategy": "offload"}
+TIGHT: dict[str, Any] = {"budget": "85%", "hardware": DISK, "strategy": "offload"}
 
 
 def send(runtime: Runtime, directory: Path) -> Any:
@@ -62,10 +62,10 @@ def runtime() -> Any:
 
 
 def test_models_and_caches_of_one_process_share_their_transfers() -> None:
-    one, other = (vdnn.virtualize(ConvNet(), device=DISK) for _ in range(2))
+    one, other = (vdnn.virtualize(ConvNet(), hardware=DISK) for _ in range(2))
     shared = shared_runtime().transfers(DISK)
     assert session_of(one).transfers() is session_of(other).transfers() is shared
-    assert session_of(vdnn.virtualize(ConvNet(), device=DISK, disk_budget="1GiB")).transfers() is not shared
+    assert session_of(vdnn.virtualize(ConvNet(), hardware=DISK, disk_budget="1GiB")).transfers() is not shared
 
 
 def test_a_machine_whose_links_are_priced_anew_keeps_its_transfers(runtime: Runtime) -> None:
@@ -120,7 +120,7 @@ def test_transfers_of_models_and_caches_that_are_gone_leave_nothing_behind(tmp_p
         model = vdnn.virtualize(ConvNet(), sample=(batch,) if number % 2 else None, **tight)
         model(batch).sum().backward()
         assert open_files(tmp_path)
-        cache = vdnn.tensor_cache("8MiB", device=DISK, disk_budget=2 * 10**9 + number, spill_dir=str(tmp_path))
+        cache = vdnn.tensor_cache("8MiB", hardware=DISK, disk_budget=2 * 10**9 + number, spill_dir=str(tmp_path))
         transfers = cast(ThreadTransfers, cache._space._transfers())
         transfers.wait_sent(transfers.send(torch.ones(20 * MiB, dtype=torch.uint8), "disk"))
 
@@ -205,7 +205,7 @@ def test_a_backward_that_needs_no_tier_outlives_a_close() -> None:
         shared_runtime().close()
         loss.backward()
 
-    plain, virtual = pair(ConvNet(), device=DISK)
+    plain, virtual = pair(ConvNet(), hardware=DISK)
     both(plain, virtual, train)
     assert_same_state(plain, virtual)
 

@@ -42,7 +42,7 @@ def images(batch: int = BATCH) -> Tensor:
 
 
 def saved(strategy: str = "recompute-memory", **asked: Any) -> Plan:
-    return vdnn.plan(step_of(make_model()), (images(),), device="titan-x", strategy=strategy, **asked)
+    return vdnn.plan(step_of(make_model()), (images(),), hardware="titan-x", strategy=strategy, **asked)
 
 
 def gradients(model: nn.Module, step: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -52,17 +52,17 @@ def gradients(model: nn.Module, step: Callable[[Tensor], Tensor]) -> list[Tensor
 
 
 def just_in_time(model: nn.Module, plan: Plan | str) -> Callable[[Tensor], Tensor]:
-    return vdnn.virtualize(step_of(model), device="titan-x", plan=plan)
+    return vdnn.virtualize(step_of(model), hardware="titan-x", plan=plan)
 
 
 def ahead_of_time(model: nn.Module, plan: Plan | str) -> Callable[[Tensor], Tensor]:
-    return vdnn.virtualize(step_of(model), (images(),), device="titan-x", plan=plan)
+    return vdnn.virtualize(step_of(model), (images(),), hardware="titan-x", plan=plan)
 
 
 def by_torch_compile(model: nn.Module, plan: Plan | str) -> Callable[[Tensor], Tensor]:
     from vdnn.compile.backend import vdnn as backend
 
-    return torch.compile(step_of(model), backend=backend, options={"plan": plan, "device": "titan-x"}, dynamic=False)
+    return torch.compile(step_of(model), backend=backend, options={"plan": plan, "hardware": "titan-x"}, dynamic=False)
 
 
 @pytest.mark.parametrize("way", [just_in_time, ahead_of_time, by_torch_compile])
@@ -125,9 +125,9 @@ def test_a_plan_beside_what_it_says_itself_is_a_mistake(given: dict[str, str]) -
 def test_a_plan_for_another_form_of_the_step_is_followed_in_that_form(tmp_path: Path) -> None:
     """Half of keep-all's peak is less than the largest op of this network needs whole."""
     workload = vdnn.models.load("vgg16", 64, small=True, image_size=64)
-    plan = vdnn.plan(workload.step, workload.args, device="titan-x", budget="52%")
+    plan = vdnn.plan(workload.step, workload.args, hardware="titan-x", budget="52%")
     assert plan.problem.form, "the budget was chosen so that the traced step does not fit"
-    virtual = vdnn.virtualize(workload.step, device="titan-x", plan=plan.save(tmp_path / "plan.json"))
+    virtual = vdnn.virtualize(workload.step, hardware="titan-x", plan=plan.save(tmp_path / "plan.json"))
     virtual(*workload.args).backward()
     report = vdnn.report(virtual)
     assert report.measured is not None
@@ -138,9 +138,9 @@ def test_a_plan_that_changes_bits_is_followed_only_where_that_is_allowed() -> No
     torch.manual_seed(0)
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
     step, rows = step_of(model), torch.randn(64, 32)
-    kept = vdnn.plan(step, (rows,), device="titan-x", strategy="keep-all")
-    plan = vdnn.plan(step, (rows,), device="titan-x", budget=Nbytes(0.7 * kept.peak_nbytes), exact=False)
+    kept = vdnn.plan(step, (rows,), hardware="titan-x", strategy="keep-all")
+    plan = vdnn.plan(step, (rows,), hardware="titan-x", budget=Nbytes(0.7 * kept.peak_nbytes), exact=False)
     assert plan.problem.form.endswith("chunks")
     with pytest.raises(ForeignPlan, match="Pass exact=False, or plan again"):
-        vdnn.virtualize(step, device="titan-x", plan=plan)(rows)
-    vdnn.virtualize(step, device="titan-x", plan=plan, exact=False)(rows).backward()
+        vdnn.virtualize(step, hardware="titan-x", plan=plan)(rows)
+    vdnn.virtualize(step, hardware="titan-x", plan=plan, exact=False)(rows).backward()

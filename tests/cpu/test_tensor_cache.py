@@ -62,7 +62,7 @@ def cache_of(budget: int, device: Hardware = DISK, **options: Any) -> TensorCach
     gc.collect()
     others = LiveBytes("cpu")
     others.count_everything()
-    return vdnn.tensor_cache(Nbytes(budget + others.nbytes), device=device, **options)
+    return vdnn.tensor_cache(Nbytes(budget + others.nbytes), hardware=device, **options)
 
 
 def used_nbytes(device: Hardware = DISK) -> int:

@@ -401,7 +401,7 @@ def test_a_process_killed_in_mid_copy_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_an_emulated_machine_opens_host_and_disk_bounded_and_makes_no_file_yet(tmp_path: Path) -> None:
-    bounded = Options(device=emulated(host_nbytes=2000), host_budget="1000B", disk_budget="5000B").hardware
+    bounded = Options(hardware=emulated(host_nbytes=2000), host_budget="1000B", disk_budget="5000B").machine
     transfers = open_transfers(AskedTiers.of(bounded, tmp_path))
     assert isinstance(transfers, ThreadTransfers)
     bounds = {name: store.capacity_nbytes for name, store in transfers.stores.items()}

@@ -129,7 +129,7 @@ def test_workspaces_are_those_of_a_measurement():
     """The peak that a budget is a share of is the same either way."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 5), torch.nn.ReLU(), torch.nn.Conv2d(16, 8, 3))
     images = torch.randn(8, 3, 24, 24)
-    plans = [vdnn.plan(model, (images,), budget="100%", costs=how, device=DISK) for how in ("tried", "measured")]
+    plans = [vdnn.plan(model, (images,), budget="100%", costs=how, hardware=DISK) for how in ("tried", "measured")]
     one, other = ([cost.workspace_nbytes for cost in plan.problem.costs.ops] for plan in plans)
     assert one == other
     assert max(one) > 0
@@ -143,7 +143,7 @@ def test_a_budget_that_needs_a_smaller_way_to_compute_an_op_is_still_met():
 
     def least(how: str) -> int:
         with pytest.raises(Infeasible) as refusal:
-            vdnn.plan(model, (images,), budget="1B", costs=how, device=DISK)
+            vdnn.plan(model, (images,), budget="1B", costs=how, hardware=DISK)
         return refusal.value.minimum_nbytes
 
     assert least("tried") == least("measured")
@@ -157,7 +157,7 @@ def test_a_share_is_of_the_same_bytes_whether_or_not_an_op_found_room_to_be_trie
     monkeypatch.setenv("VDNN_CACHE_DIR", str(tmp_path))
     model = torch.nn.Sequential(torch.nn.Linear(8, 4096), torch.nn.LogSoftmax(dim=1))
     inputs = (torch.empty(1000, 8),)
-    options = Options(budget="90%", costs="tried").on_known_hardware()
+    options = Options(budget="90%", costs="tried").on_known_machine()
     expected = problem_of(model, inputs, {}, options)
     assert OUTLINE in {cost.source for cost in expected.costs.ops}
     vdnn.plan(model, inputs, costs="tried")

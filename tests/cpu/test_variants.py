@@ -245,7 +245,7 @@ def trained(batch: int = 16, size: int = 32, **options: Any) -> tuple[Any, list[
         output.square().mean().backward()
         return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
 
-    options = {"device": preset("titan-x"), "costs": "measured"} | options
+    options = {"hardware": preset("titan-x"), "costs": "measured"} | options
     virtual = vdnn.virtualize(model, sample=(images,), **options)
     return virtual, [gradients(virtual) for _ in range(2)][-1], gradients(model)
 
@@ -311,7 +311,7 @@ def process_over_plan(budget: str | None) -> tuple[float, int]:
     """The process's peak over the plan's, and the plan's."""
     torch.manual_seed(0)
     model, images = network(), torch.randn(16, 3, 64, 64)
-    options = {"strategy": "keep-all", "device": preset("titan-x"), "costs": "measured", "budget": budget}
+    options = {"strategy": "keep-all", "hardware": preset("titan-x"), "costs": "measured", "budget": budget}
     virtual = vdnn.virtualize(model, sample=(images,), **options)
     for _ in range(2):
         virtual(images).square().mean().backward()

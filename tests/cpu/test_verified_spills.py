@@ -58,7 +58,7 @@ def flip_one_bit_of(kind: type[Offload] | type[EncodeOffload], virtual: Any, dir
 @pytest.fixture
 def spills(tmp_path: Path) -> dict[str, Any]:
     gc.collect()  # steps of other tests
-    return {"device": DISK, "spill_dir": str(tmp_path), "verify_spills": True}
+    return {"hardware": DISK, "spill_dir": str(tmp_path), "verify_spills": True}
 
 
 def test_verified_training_is_exact_and_a_flipped_bit_names_its_tensor(spills: dict[str, Any], tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_an_encoding_on_disk_is_verified_too(spills: dict[str, Any], tmp_path: P
     slow = replace(DISK, flops_per_s=1e8)
     net = nn.Sequential(*(layer for _ in range(6) for layer in (nn.Linear(64, 64), nn.GELU())))
     batch = torch.randn(512, 64)
-    virtual = vdnn.virtualize(net, sample=(batch,), budget="840000B", lossy="fp16", **{**spills, "device": slow})
+    virtual = vdnn.virtualize(net, sample=(batch,), budget="840000B", lossy="fp16", **{**spills, "hardware": slow})
     loss = virtual(batch).sum()
     name = flip_one_bit_of(EncodeOffload, virtual, tmp_path)
     with pytest.raises(TierFailed, match=rf"^'{name}': .* with other bits"):

@@ -25,7 +25,7 @@ MACHINES = {"disk": DISK, "three tiers": THREE_TIERS}
 
 def smallest_budget(step: Any, args: Any, strategy: str, device: Hardware) -> int:
     try:
-        vdnn.plan(step, args, budget="1B", strategy=strategy, device=device)
+        vdnn.plan(step, args, budget="1B", strategy=strategy, hardware=device)
     except Infeasible as reason:
         return reason.minimum_nbytes
     raise AssertionError(f"{strategy} met a budget of one byte")

@@ -49,26 +49,26 @@ def _add(command: Callable[..., Answer], *examples: str) -> None:
 
 
 _add(models, "vdnn models", "vdnn models --json")
-_add(inspect, "vdnn inspect vgg16 --batch 256", "vdnn inspect resnet50 --batch 64 --device v100 --optimizer adam")
+_add(inspect, "vdnn inspect vgg16 --batch 256", "vdnn inspect resnet50 --batch 64 --hardware v100 --optimizer adam")
 _add(
     plan,
-    "vdnn plan vgg16 --batch 256 --budget 12GiB --device titan-x",
+    "vdnn plan vgg16 --batch 256 --budget 12GiB --hardware titan-x",
     "vdnn plan resnet50 --batch 8 --budget 60% --save resnet50.json",
 )
 _add(
     explain,
-    "vdnn explain vgg16 --batch 64 --budget 75% --device titan-x",
-    "vdnn explain alexnet --batch 256 --strategy gist --device titan-x --all",
+    "vdnn explain vgg16 --batch 64 --budget 75% --hardware titan-x",
+    "vdnn explain alexnet --batch 256 --strategy gist --hardware titan-x --all",
 )
 _add(
     compare,
-    "vdnn compare vgg16 --batch 128 --device titan-x",
-    "vdnn compare resnet50 --batch 64 --budget 8GiB --device v100 --json",
+    "vdnn compare vgg16 --batch 128 --hardware titan-x",
+    "vdnn compare resnet50 --batch 64 --budget 8GiB --hardware v100 --json",
 )
 _add(
     fit,
-    "vdnn fit vgg16 --budget 12GiB --device titan-x",
-    "vdnn fit resnet-6-32-1-6 --depth --batch 16 --budget 12GiB --device k40c",
+    "vdnn fit vgg16 --budget 12GiB --hardware titan-x",
+    "vdnn fit resnet-6-32-1-6 --depth --batch 16 --budget 12GiB --hardware k40c",
 )
 _add(
     train,

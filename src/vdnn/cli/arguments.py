@@ -103,7 +103,7 @@ ChannelsLast = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-PLANNING = ("budget", "device", "strategy", "lossy", "exact", "optimizer", "costs")
+PLANNING = ("budget", "hardware", "strategy", "lossy", "exact", "optimizer", "costs")
 IMAGES = ("image_size", "channels_last")
 
 

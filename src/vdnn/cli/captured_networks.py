@@ -19,7 +19,7 @@ from vdnn.plan.model.problem import Problem
 def problem_of(name: str, batch: int, device: str) -> Problem:
     """One training step of the named network on a device that is not in the room."""
     workload = load(name, batch, device="meta")
-    return plan(workload.step, workload.args, device=device, strategy="keep-all").problem
+    return plan(workload.step, workload.args, hardware=device, strategy="keep-all").problem
 
 
 def relu_densities(name: str, batch: int = 2, seed: int = 0) -> list[float]:

@@ -59,7 +59,7 @@ def fit(
         return planned(workload.step, workload.args, known, size)
 
     probes, interrupted = _probed(search, probe, most or LARGEST, console(stderr=True, quiet=as_json))
-    found = FitResult(model, search, known, probes, interrupted, most or LARGEST, options.get("device") is None)
+    found = FitResult(model, search, known, probes, interrupted, most or LARGEST, options.get("hardware") is None)
     return Answer(found.record(), lambda width: found.view(), INTERRUPTED if interrupted else 0)
 
 
@@ -153,7 +153,7 @@ class FitResult:
             "model": self.model,
             "varied": self.search.what,
             "batch": self.search.batch or self.best.size,
-            "hardware": self.options.hardware.name,
+            "hardware": self.options.machine.name,
             "budget_nbytes": self.budget_nbytes,
             "largest": self.best.size,
             "name": self.search.words(self.best.size),
@@ -162,7 +162,7 @@ class FitResult:
         }
 
     def view(self) -> RenderableType:
-        where = f"{self.model} on {self.options.hardware.name}, budget {format_nbytes(self.budget_nbytes)}"
+        where = f"{self.model} on {self.options.machine.name}, budget {format_nbytes(self.budget_nbytes)}"
         return sections(Group(title(where), Text(self._sentence(), style="bold"), *map(Text, self._caveats())))
 
     def _sentence(self) -> str:

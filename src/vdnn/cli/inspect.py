@@ -12,7 +12,7 @@ from vdnn.cli.arguments import IMAGES, BatchSize, ImageOptions, ModelName, takes
 from vdnn.options import PlanOptions
 
 
-@takes("device", "optimizer", *IMAGES, "budget", "strategy", "lossy", after="batch")
+@takes("hardware", "optimizer", *IMAGES, "budget", "strategy", "lossy", after="batch")
 def inspect(model: ModelName, batch: BatchSize, images: ImageOptions, **options: Unpack[PlanOptions]) -> Answer:
     """Show where the memory of a training step goes: by role, at the peak, by layer, over time. Allocates nothing."""
     from vdnn.api import plan

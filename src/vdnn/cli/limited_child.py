@@ -86,7 +86,7 @@ def budget_in_child(job: LimitedJob) -> int:
     """The bytes of a budget that was named as a share. Nothing is allocated but single ops that are tried."""
     with redirect_stdout(sys.stderr):
         workload = load(job.model, job.batch, device="meta", **job.images)
-        options = Options(**dict(job.options or {})).on_known_hardware()
+        options = Options(**dict(job.options or {})).on_known_machine()
         found = problem_of(workload.step, workload.args, {}, options).budget_nbytes
     assert found is not None, "a budget was named"
     return found

@@ -87,7 +87,7 @@ def ask(
     """The step of a named network, and what is asked of its plan."""
     from vdnn.models import load
 
-    known = replace(options, progress=progress).on_known_hardware()
+    known = replace(options, progress=progress).on_known_machine()
     return Asked(load(model, batch, device="meta", **images), batch, known)
 
 

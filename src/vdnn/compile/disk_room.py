@@ -87,7 +87,7 @@ def plan_in_room(plan_within: Callable[[Options], PlannedStep], options: Options
     known = bound = room.for_next_plan_nbytes()
     while True:
         try:
-            planned = plan_within(replace(options, device=bounded(options.hardware, DISK, bound)))
+            planned = plan_within(replace(options, hardware=bounded(options.machine, DISK, bound)))
         except Infeasible:
             found = _after_collecting(room)
             if known is None or found is None or found <= known:

@@ -64,7 +64,7 @@ class EagerFallback:
         share = parse_share(budget)
         self._cache = TensorCache(
             0 if share is not None else parse_budget(budget),
-            [tier.name for tier in options.hardware.tiers[1:]],
+            [tier.name for tier in options.machine.tiers[1:]],
             transfers,
             share=share,
             count=self._count,

@@ -70,7 +70,7 @@ def estimate(
     """What each op costs, as the options want it known, and where a budget is to be kept, what it costs computed in
     other ways. `variants_s`: how long those are tried. `like`: what is known of the step at another shape.
     `granted_nbytes`: what a share is at least, for tensors."""
-    outline = roofline(lowered.graph, options.hardware)
+    outline = roofline(lowered.graph, options.machine)
     if options.chosen_costs == "roofline":
         return Estimate(outline, {})
     calls, cache, where = op_calls(lowered), CostCache(where=str(lowered.where)), lowered.where
@@ -115,7 +115,7 @@ def room_nbytes(
     so much is known before workspaces are."""
     if options.budget is None:
         return None
-    problem = Problem(graph, outline, options.hardware, surroundings=around)
+    problem = Problem(graph, outline, options.machine, surroundings=around)
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, granted_nbytes)
     return room_before_step(replace(problem, budget_nbytes=budget_nbytes))

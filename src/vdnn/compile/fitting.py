@@ -74,7 +74,7 @@ def fit(
 def fitting_options(**asked: Unpack[PlanOptions]) -> Options:
     """Options with a budget in bytes: the device's memory where none is given."""
     options = Options(**asked)
-    budget, hardware = options.amount, options.hardware
+    budget, hardware = options.amount, options.machine
     if parse_share(budget) is not None:
         raise InvalidInput(
             f"a budget of {budget!r} grows with the batch, so it bounds none: name an amount such as '12GiB'"
@@ -82,7 +82,7 @@ def fitting_options(**asked: Unpack[PlanOptions]) -> Options:
     if budget is None and hardware.device.nbytes is None:
         raise InvalidInput(f"{hardware.name} does not say how much memory it has: name a budget such as '12GiB'")
     whole = Nbytes(hardware.device.nbytes or 0)
-    return replace(options, budget=whole if budget is None else budget).on_known_hardware()
+    return replace(options, budget=whole if budget is None else budget).on_known_machine()
 
 
 def planned(model: Callable[..., Any], args: Any, options: Options, size: int) -> Probe:

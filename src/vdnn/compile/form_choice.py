@@ -124,14 +124,14 @@ def more_tried(form: FormProblem, options: Options) -> FormProblem | None:
     trials, budget_nbytes = form.trials, form.problem.budget_nbytes
     if trials is None or trials.is_exhausted or budget_nbytes is None:
         return None
-    found = all_tried(trials, form.lowered.graph, roofline(form.lowered.graph, options.hardware), budget_nbytes)
+    found = all_tried(trials, form.lowered.graph, roofline(form.lowered.graph, options.machine), budget_nbytes)
     problem = replace(form.problem, costs=found.costs, variants=found.variants)
     return replace(form, problem=problem, trials=found.trials)
 
 
 def seconds_in_outline(form: FormProblem, options: Options) -> float:
     """What its ops take by the roofline, one after the other."""
-    return sum(cost.seconds for cost in roofline(form.lowered.graph, options.hardware).ops)
+    return sum(cost.seconds for cost in roofline(form.lowered.graph, options.machine).ops)
 
 
 def _named(wanted: str, others: Iterable[FormProblem]) -> FormProblem:

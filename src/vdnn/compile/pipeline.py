@@ -144,9 +144,9 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     variants_s = VARIANTS_S if is_run_so else 0.0
     found = estimate(lowered, options, around, variants_s=variants_s, like=like, granted_nbytes=step.granted_nbytes)
     problem = Problem(
-        graph, found.costs, options.hardware, variants=found.variants, lossy=options.lossy, density=options.density
+        graph, found.costs, options.machine, variants=found.variants, lossy=options.lossy, density=options.density
     )
-    kept = solve(Problem(graph, found.seen, options.hardware), "keep-all")
+    kept = solve(Problem(graph, found.seen, options.machine), "keep-all")
     kept_nbytes = account_nbytes(kept, around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, step.granted_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
@@ -173,7 +173,7 @@ def surroundings_of(step: TracedStep, graph: Graph, options: Options) -> Surroun
 
 def objects_nbytes_of(step: TracedStep, options: Options) -> int:
     """What the interpreter holds in this machine's RAM, where the step is to be planned for that."""
-    if step.where != CPU or options.hardware.name != THIS_MACHINE:
+    if step.where != CPU or options.machine.name != THIS_MACHINE:
         return 0
     return interpreter_nbytes(len(step.joint.graph.nodes), step.num_other_nodes)
 

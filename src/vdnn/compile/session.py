@@ -119,14 +119,14 @@ class Session:
         """The machine behind that device, its tiers and what steps run in."""
         if self.where == CPU:
             begin_step_library()
-        known = self.options = self._given.on_known_hardware(runs=True, where=str(self.where))
+        known = self.options = self._given.on_known_machine(runs=True, where=str(self.where))
         self._tiers = SharedTiers(shared_runtime(), self._asked_tiers())
         self.disk_room = DiskRoom(self._tiers)
-        log.debug("%s computes on %s, which is %s", self.name, self.where, known.hardware.name)
+        log.debug("%s computes on %s, which is %s", self.name, self.where, known.machine.name)
 
     def _asked_tiers(self) -> AskedTiers:
         known = self.options
-        return AskedTiers.of(known.hardware, known.spill_dir, self.where, verify_spills=known.verify_spills)
+        return AskedTiers.of(known.machine, known.spill_dir, self.where, verify_spills=known.verify_spills)
 
     @cached_property
     def memory(self) -> StepMemory | UnplannedMemory:
