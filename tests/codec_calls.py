@@ -95,7 +95,7 @@ def calls(n: int, formats: tuple[str, ...] = MASK_FORMATS) -> list[tuple[Any, ..
         ("window_backward", np.ones(window.num_pooled, np.float32), taps, window, filled(64 * n, "float32")),
     ]
     made += [("pack_mask", raw(dtype, n), dtype, Test.INSIDE, LOW, HIGH, bits) for dtype in FLOATS]
-    for format in FORMATS.keys() & formats:
+    for format in (format for format in FORMATS if format in formats):
         packed = filled(reduced_nbytes(n, format))
         made += [
             ("reduce", floats.view(np.float32), format, packed),
@@ -105,7 +105,7 @@ def calls(n: int, formats: tuple[str, ...] = MASK_FORMATS) -> list[tuple[Any, ..
         made.append(("sparse_encode", *mask_form(n, 4, format, 0.5)))
         encoded = reference_outcome(*made[-1])
         made.append(("sparse_decode", *encoded.arrays[1:], 4, format, floats))
-    for format in set(CSR_FORMATS) & set(formats):
+    for format in (format for format in CSR_FORMATS if format in formats):
         made.append(("csr_encode", *csr_form(n, format, 0.5)))
         made.append(("csr_decode", *reference_outcome(*made[-1]).arrays[1:], format, floats))
     return made
