@@ -91,7 +91,15 @@ MISTAKES = {
     "no batch": (["inspect", "vgg16"], "Missing option '--batch'"),
     "no steps": (["train", "usernets:good", "--batch", "2", "--steps", "0"], "'0' is not a positive whole number"),
     "a misspelt unit": (["train", "vgg16", "--batch", "2", "--budget", "12 GiBs"], "cannot read '12 GiBs'"),
-    "an unknown device": (["inspect", "alexnet", "--batch", "2", "--hardware", "gtx9000"], "'gtx9000'"),
+    "a device that is not here": (
+        ["train", "usernets:good", "--batch", "2", "--device", "gtx"],
+        "there is no device 'gtx' here: torch finds cpu",
+    ),
+    "a limit of a device": (
+        ["train", "usernets:good", "--batch", "2", "--device", "cuda", "--budget", "60%", "--limit"],
+        "--limit is a limit of a process's memory",
+    ),
+    "unknown hardware": (["inspect", "alexnet", "--batch", "2", "--hardware", "gtx9000"], "'gtx9000'"),
     "an unknown optimizer": (["inspect", "alexnet", "--batch", "2", "--optimizer", "lion"], "'lion' is none of sgd"),
     "an unknown strategy": (["train", "usernets:good", "--batch", "2", "--strategy", "magic"], "'magic'"),
     "a learning rate in words": (["train", "usernets:good", "--batch", "2", "--lr", "high"], "'high' is not a number"),

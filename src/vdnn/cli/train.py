@@ -40,6 +40,9 @@ OptimizerName = Annotated[
         "--optimizer", metavar="NAME", parser=one_of(OPTIMIZERS), help=f"{', '.join(OPTIMIZERS)}; its state counts."
     ),
 ]
+Device = Annotated[
+    str, typer.Option("--device", metavar="DEVICE", help="Where to train, as torch names it: cpu, cuda, cuda:1.")
+]
 Verify = Annotated[
     bool,
     typer.Option(
@@ -67,21 +70,24 @@ def train(
     trained_by: OptimizerName = "sgd",
     lr: LearningRate = 0.01,
     seed: Seed = 0,
+    device: Device = "cpu",
     verify: Verify = False,
     limit: Limited = False,
     **options: Unpack[RunOptions],
 ) -> Answer:
     """Train a network through vdnn on random data; ends with predicted and measured peak and step time."""
     if limit:
-        _refuse_with_limit(verify, options)
+        _refuse_with_limit(verify, device, options)
         return _train_limited(model, batch, images, as_json, steps, trained_by, lr, seed, options)
 
     import torch
 
     from vdnn.api import report, virtualize
     from vdnn.cli.training import Trainee, make_optimizer, train_beside, train_steps, twin_of
+    from vdnn.hardware.where import present
     from vdnn.models import load
 
+    where = present(device)
     if verify and not options.get("exact", True):
         raise InvalidInput("--verify compares bit for bit, and --inexact allows other bits: leave one of them out.")
     if verify and (options.get("lossy") is not None or _always_rounds(options.get("strategy"))):
@@ -90,7 +96,7 @@ def train(
             " lossy run says how far its gradients are from the exact ones."
         )
     options["optimizer"] = trained_by
-    make: Callable[[], Workload] = partial(load, model, batch, **images)
+    make: Callable[[], Workload] = partial(load, model, batch, device=where, **images)
     torch.manual_seed(seed)
     workload = make()
     with _progress(enabled=not as_json) as progress:
@@ -108,7 +114,12 @@ def train(
     return Answer(record, lambda width: _view(run, outcome, verify), FAILED if run.differences else 0)
 
 
-def _refuse_with_limit(verify: bool, options: RunOptions) -> None:
+def _refuse_with_limit(verify: bool, device: str, options: RunOptions) -> None:
+    if device != "cpu":
+        raise InvalidInput(
+            f"--limit is a limit of a process's memory, and {device!r} has its own: leave one of them out. Other"
+            " processes on the device are the limit there."
+        )
     if verify:
         raise InvalidInput(
             "--verify trains a copy in the same process, and --limit gives that process bytes for one: leave one of"

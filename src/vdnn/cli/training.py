@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vdnn.hardware.where import CPU, own_generators, where_of
 from vdnn.models import Workload
 from vdnn.plan.model.optimizer_state import OPTIMIZERS
 from vdnn.printable import printable
@@ -40,6 +41,10 @@ class Trainee:
     args: tuple[Tensor, ...]
     optimizer: torch.optim.Optimizer
 
+    @property
+    def where(self) -> torch.device:
+        return where_of(self.model.named_parameters())
+
     def train_once(self) -> tuple[Tensor, float]:
         """One training step: the loss, and the wall time of forward, backward and update."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -47,6 +52,8 @@ class Trainee:
         loss = self.step(*self.args)
         loss.backward()
         self.optimizer.step()
+        if loss.device.type != "cpu":
+            torch.accelerator.synchronize(loss.device)
         return loss.detach(), perf_counter() - begin
 
     def state(self) -> dict[str, Tensor]:
@@ -82,18 +89,23 @@ def train_steps(trainee: Trainee, num_steps: int, on_step: Callable[[float], Any
     return TrainingRun(tuple(losses), tuple(times))
 
 
+def random_state(where: torch.device) -> Tensor:
+    """Of the CPU's generator, and of the device's where that is another."""
+    own = [] if where == CPU else [torch.get_device_module(where).get_rng_state(where).cpu()]
+    return torch.cat([torch.get_rng_state(), *own])
+
+
 def train_beside(trainee: Trainee, plain: Trainee, num_steps: int, on_step: Callable[[float], Any]) -> TrainingRun:
     """Train both, one step of each in turn, and compare everything after every step."""
     losses: list[float] = []
     times: list[tuple[float, float]] = []
     compared: list[str | None] = []
     for number in range(1, num_steps + 1):
-        before = torch.get_rng_state()
-        loss, seconds = trainee.train_once()
-        after = torch.get_rng_state()
-        torch.set_rng_state(before)
+        with own_generators(trainee.where):
+            loss, seconds = trainee.train_once()
+            after = random_state(trainee.where)
         plain_loss, plain_seconds = plain.train_once()
-        pairs = {"loss": (loss, plain_loss), "random state": (after, torch.get_rng_state())}
+        pairs = {"loss": (loss, plain_loss), "random state": (after, random_state(trainee.where))}
         compared += _compare(number, pairs, trainee.state(), plain.state())
         losses.append(float(loss))
         times.append((seconds, plain_seconds))

@@ -28,6 +28,19 @@ def indexed(device: torch.device | str) -> torch.device:
     return torch.device(asked.type, torch.accelerator.current_device_index() if asked.index is None else asked.index)
 
 
+def present(name: str) -> torch.device:
+    """The device of this name, if this machine has it."""
+    accelerator, number = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    names = ["cpu", *(f"{accelerator.type}:{index}" for index in range(number) if accelerator is not None)]
+    try:
+        found = str(indexed(name))
+    except (RuntimeError, AssertionError):  # no device is called so, or this torch is built without it
+        found = name
+    if found not in names:
+        raise InvalidInput(f"there is no device {name!r} here: torch finds {', '.join(names)}")
+    return torch.device(found)
+
+
 def where_of(tensors: Iterable[tuple[str, torch.Tensor]]) -> torch.device:
     """Where a step that takes these tensors computes: on the accelerator that some of them are on, else on the CPU.
     Beside an accelerator's, tensors of the CPU are scalars, indices, a batch that the step moves itself: they take
