@@ -35,6 +35,9 @@ def test_the_command_trains_on_a_device_bit_for_bit(
     record = json.loads(capsys.readouterr().out)
     assert record["verified"]["equal"]
     assert record["verified"]["num_compared"] > 0
+    device = record["report"]["process"]["device"]
+    assert device["name"] == f"vdev:{index}"
+    assert 0 < device["peak_allocated_nbytes"] <= device["peak_reserved_nbytes"] <= device["nbytes"]
 
 
 def test_a_device_with_too_high_an_index_is_named_with_those_there_are(

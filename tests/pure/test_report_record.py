@@ -10,7 +10,7 @@ from report_samples import planned
 
 from vdnn.errors import InvalidInput
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
-from vdnn.report.process_part import ArenaPart, ProcessPart
+from vdnn.report.process_part import ArenaPart, DevicePart, ProcessPart
 from vdnn.report.record import Report
 from vdnn.units import MiB
 
@@ -84,12 +84,17 @@ def test_a_record_of_another_schema_or_version_is_refused(text: str) -> None:
         Report.from_json(text)
 
 
+ON_DEVICE = DevicePart("vdev:0", 40 * MiB, 50 * MiB, 4096 * MiB)
 ARENA = ArenaPart(51 * MiB, 50 * MiB, 30, 2, MiB, num_moves_refused=1, num_page_faults=7)
 
 
 @pytest.mark.parametrize(
     "process",
-    [ProcessPart(100, 120, 300, ARENA), ProcessPart(100, 120, 300, None, "there is no compiler", returns_freed=True)],
+    [
+        ProcessPart(100, 120, 300, ARENA),
+        ProcessPart(100, 120, 300, None, "there is no compiler", returns_freed=True),
+        ProcessPart(100, 120, 300, None, "vdev:0 has an allocator of its own", device=ON_DEVICE),
+    ],
 )
 def test_the_process_survives_the_round_trip_through_json(process: ProcessPart) -> None:
     original = replace(report(Piece("a", summary())), process=process)
@@ -112,6 +117,15 @@ def test_a_report_tells_the_process_and_its_arena_beside_the_tensors() -> None:
     assert told["outside of it, per step"] == "1.00 MiB   2 of 32 blocks"
     assert told["page faults per step"] == "7"
     assert "refused to move the pages of 1 blocks" in text
+
+
+def test_a_report_tells_what_the_device_allocated_and_reserved() -> None:
+    process = ProcessPart(100 * MiB, 120 * MiB, 300 * MiB, device=ON_DEVICE)
+    text = str(replace(report(Piece("a", summary())), process=process))
+    told = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in text.splitlines() if "  " in line}
+    assert told["allocated on vdev:0, at most"] == "40.00 MiB"
+    assert told["reserved there, at most"] == "50.00 MiB   1.250 x what was allocated"
+    assert told["memory of the device"] == "4.00 GiB"
 
 
 def test_a_peak_from_before_the_model_is_not_called_its_rise() -> None:

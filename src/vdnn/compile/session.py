@@ -35,7 +35,7 @@ from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.report.pieces import Piece, TimelineSummary, summarize
-from vdnn.report.process_part import ArenaPart, ProcessPart
+from vdnn.report.process_part import ArenaPart, DevicePart, ProcessPart
 from vdnn.report.record import Report
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.open_transfers import AskedTiers
@@ -272,6 +272,7 @@ class Session:
             arena=_arena(memory.counts()),
             missing=memory.missing,
             returns_freed=memory.returns_freed,
+            device=_device(self.where),
         )
 
 
@@ -289,6 +290,13 @@ def _piece(executor: Executor) -> Piece:
         inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))
     return Piece(graph.name, predicted, _measured(executor), *found, inexact)
+
+
+def _device(where: torch.device) -> DevicePart | None:
+    if where == CPU:
+        return None
+    counts = torch.accelerator.max_memory_allocated(where), torch.accelerator.max_memory_reserved(where)
+    return DevicePart(str(where), *counts, torch.accelerator.get_memory_info(where)[1])
 
 
 def _arena(counts: MemoryCounts | None) -> ArenaPart | None:

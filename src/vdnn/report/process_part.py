@@ -35,6 +35,24 @@ class ArenaPart:
 
 
 @dataclass(frozen=True, slots=True)
+class DevicePart:
+    """The memory of the accelerator that computes, as its allocator counts it: at most allocated and at most reserved
+    since an op was last tried there, and all that the device has."""
+
+    name: str
+    peak_allocated_nbytes: int
+    peak_reserved_nbytes: int
+    nbytes: int
+
+    def rows(self) -> Iterable[tuple[str, str, str]]:
+        """As those of a process."""
+        ratio = self.peak_reserved_nbytes / max(self.peak_allocated_nbytes, 1)
+        yield f"allocated on {self.name}, at most", format_nbytes(self.peak_allocated_nbytes), ""
+        yield "reserved there, at most", format_nbytes(self.peak_reserved_nbytes), f"{ratio:.3f} x what was allocated"
+        yield "memory of the device", format_nbytes(self.nbytes), ""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessPart:
     """Resident bytes of the process: when the model was virtualized (`before_nbytes`, and at most by then
     `peak_before_nbytes`), and at most so far. `missing` says why steps run without an arena; `returns_freed`, that
@@ -46,6 +64,7 @@ class ProcessPart:
     arena: ArenaPart | None = None
     missing: str = ""
     returns_freed: bool = False
+    device: DevicePart | None = None
 
     @property
     def rise_nbytes(self) -> int:
@@ -69,6 +88,8 @@ class ProcessPart:
             blocks = f"{arena.num_outside} of {arena.num_planned + arena.num_outside} blocks"
             yield "outside of it, per step", format_nbytes(arena.outside_nbytes), blocks
             yield "page faults per step", f"{arena.num_page_faults}", ""
+        if self.device is not None:
+            yield from self.device.rows()
 
     def sentences(self) -> Iterable[str]:
         """What no figure says."""
