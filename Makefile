@@ -11,7 +11,7 @@ TEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench clean
+.PHONY: help setup demo test test-all check format bench gpu clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,11 @@ format: setup ## Rewrite files the way `make check` wants them
 bench: setup ## Run the benchmarks one after the other: hours (benchmarks/README.md)
 	@set -e; for script in benchmarks/keep_all.py benchmarks/process_peak.py benchmarks/reductions.py benchmarks/disk_transfers.py benchmarks/offload.py benchmarks/codecs.py benchmarks/gist.py benchmarks/digits.py benchmarks/headline.py benchmarks/superneurons_tables.py benchmarks/recompute.py benchmarks/tensor_cache.py benchmarks/chunks.py benchmarks/predicted_time.py benchmarks/ready.py; do echo "== $$script"; $(BIN)/python $$script; done
 	@mkdir -p build && $(BIN)/python benchmarks/pareto.py --save build/pareto.md && echo "The picture is build/pareto.svg"
+
+gpu: setup ## On the accelerator that is here: its tests, then a benchmark whose record can be sent to us
+	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.accelerator.is_available() and "torch finds no accelerator here")'
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python benchmarks/accelerator.py --save build/accelerator.md && echo "The record is build/accelerator.md"
 
 clean: ## Remove what `make` made
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info src/vdnn/codecs/kernels/_native*.so
