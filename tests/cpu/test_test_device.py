@@ -14,17 +14,33 @@ import device
 TESTS = Path(__file__).parents[1]
 
 
-def test_what_needs_an_accelerator_passes_on_the_device_for_tests() -> None:
+BEHAVIOUR = ("cpu/test_mixed_precision.py", "cpu/test_virtualize_gradients.py")
+"""Tests of what vdnn does wherever it computes, as far as they are asked on the device for tests."""
+
+
+def run_there(*files: str, options: tuple[str, ...] = ()) -> str:
+    """What pytest prints of these files, in a process whose accelerator is the device for tests."""
     try:
         device.built()
     except device.NoDevice as reason:
         pytest.skip(str(reason))
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--device", device.NAME]
-    done = subprocess.run(
-        [*command, str(TESTS / "device"), str(TESTS / "gpu")], cwd=TESTS.parent, capture_output=True, text=True
-    )
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--device", device.NAME, *options]
+    paths = [str(TESTS / file) for file in files]
+    done = subprocess.run([*command, *paths], cwd=TESTS.parent, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
-    assert "skipped" not in done.stdout
+    return done.stdout
+
+
+@pytest.mark.timeout(900)
+def test_what_needs_an_accelerator_passes_on_the_device_for_tests() -> None:
+    assert "skipped" not in run_there("device", "gpu")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("file", BEHAVIOUR)
+def test_what_vdnn_does_it_does_on_the_device_for_tests(file: str) -> None:
+    run_there(file, options=("--default-device",) if file != BEHAVIOUR[0] else ())
 
 
 @pytest.mark.skipif(device.is_loaded(), reason="this run has loaded it")
