@@ -135,9 +135,9 @@ def ratio(some: list[float], plain: list[float]) -> float:
 
 def elsewhere(work: Load) -> int:
     """Tensors of this process that are not this network's: what torch and earlier networks have left."""
-    live = LiveBytes("cpu")
+    live = LiveBytes(torch.device("cpu"))
     live.count_everything()
-    own = LiveBytes("cpu")
+    own = LiveBytes(torch.device("cpu"))
     for tensor in (*work.model.parameters(), *work.model.buffers(), *work.args):
         if isinstance(tensor, Tensor):
             own.count(tensor)

@@ -126,7 +126,7 @@ def test_a_stand_in_without_memory_counts_nothing_and_a_tensor_its_bytes(step_me
     shared_runtime().close()  # lets go of memory for stand-ins that other files have left
     shape = (1024, 1024)
     before = step_memory.live_nbytes()
-    stand_in = phantom(shape, (1024, 1), 0, torch.float32)
+    stand_in = phantom(shape, (1024, 1), 0, torch.float32, torch.device("cpu"))
     assert step_memory.live_nbytes() == before
     held = torch.ones(shape)
     assert step_memory.live_nbytes() - before == held.nbytes == stand_in.nbytes

@@ -194,7 +194,7 @@ def test_links_that_scatter_are_not_planned_for_at_every_step(monkeypatch: pytes
         seconds = (1 + k % 2) * (believed.latency_s + nbytes / believed.bandwidth_bytes_per_s)
         seen = ObservedLink("disk", is_back=False, num_copies=1, nbytes=nbytes, busy_s=seconds)
         monkeypatch.setattr(replanner, "_links_since", lambda seen=seen: (seen,))
-        monkeypatch.setattr(executor.measured, "timed", [])
+        monkeypatch.setattr(executor.measured, "timed_steps", [])
         replanner._expected_s = 1.0
         replanner.before_step()
         replanner.wait()

@@ -60,7 +60,7 @@ def model() -> Decides:
 def cache_of(budget: int, device: Hardware = DISK, **options: Any) -> TensorCache:
     """A budget for the tensors of a test; those that other tests have left in this process come on top."""
     gc.collect()
-    others = LiveBytes("cpu")
+    others = LiveBytes(torch.device("cpu"))
     others.count_everything()
     return vdnn.tensor_cache(Nbytes(budget + others.nbytes), hardware=device, **options)
 

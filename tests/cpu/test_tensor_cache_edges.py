@@ -157,7 +157,7 @@ def test_sizes_that_data_decides_are_not_remembered() -> None:
 
 
 def test_counting_finds_what_was_made_outside() -> None:
-    live, held = LiveBytes("cpu"), torch.zeros(1 << 16)
+    live, held = LiveBytes(torch.device("cpu")), torch.zeros(1 << 16)
     gc.collect()
     live.count_everything()
     assert held.untyped_storage()._cdata in live._alive
@@ -213,6 +213,6 @@ def test_a_wrapper_that_torch_func_left_behind_counts_nothing() -> None:
     torch.func.grad(loss)(torch.ones(4))
     with pytest.raises(NotImplementedError):
         left[0].untyped_storage()
-    live = LiveBytes("cpu")
+    live = LiveBytes(torch.device("cpu"))
     live.count_everything()
     assert live.count(left[0]) == 0

@@ -121,7 +121,7 @@ class Stage:
         host = HostStore(host_nbytes, pin=is_pinned, slab_nbytes=NBYTES // NUM_PIECES)
         self.disk = LateDisk(self._folder, disk_nbytes)
         self.transfers = self.parts.streams.StreamTransfers(
-            self._checking or self.parts.stream_ops.AcceleratorOps(), host, self.disk
+            self._checking or self.parts.stream_ops.AcceleratorOps(self._device), host, self.disk
         )
         return self.transfers
 
