@@ -17,7 +17,7 @@ from vdnn.cost.measured import measure, measure_variants
 from vdnn.cost.op_calls import may_be_tried, op_calls
 from vdnn.cost.roofline import roofline
 from vdnn.cost.table import CostTable, OpCost
-from vdnn.cost.tried import OUTLINE, Trials
+from vdnn.cost.tried import Trials
 from vdnn.hardware.where import CPU
 from vdnn.ir import Graph
 from vdnn.options import Options
@@ -50,12 +50,6 @@ class Estimate:
     costs: CostTable
     variants: Variants
     trials: Trials | None = None
-
-    @property
-    def seen(self) -> CostTable:
-        """The costs without workspaces that are only expected. What a share is one of goes by these: it is then the
-        same whether or not an op found the room to be tried."""
-        return CostTable(tuple(replace(c, workspace_nbytes=0) if c.source == OUTLINE else c for c in self.costs.ops))
 
 
 def estimate(

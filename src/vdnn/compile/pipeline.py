@@ -146,8 +146,7 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     problem = Problem(
         graph, found.costs, options.machine, variants=found.variants, lossy=options.lossy, density=options.density
     )
-    kept = solve(Problem(graph, found.seen, options.machine), "keep-all")
-    kept_nbytes = account_nbytes(kept, around.of_tensors)
+    kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, step.granted_nbytes)
     asked = replace(problem, budget_nbytes=budget_nbytes, surroundings=around, kept_nbytes=kept_nbytes)
     if budget_nbytes is not None:

@@ -75,6 +75,8 @@ class OpCall:
     family: str = ""
     nbytes: int = 0
     out_nbytes: int = 0
+    is_elementwise: bool = False
+    """Whether it is known to need no workspace."""
 
 
 Progress = Callable[[int, int], None]

@@ -12,7 +12,7 @@ can be compared. For that the inputs have both signs and stretches of zeros, as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -21,6 +21,7 @@ from torch import fx
 from vdnn.capture.lower import Lowered, mutated_by
 from vdnn.capture.nodes import op_of, tensor_of, tensors_of, value_of
 from vdnn.capture.ops.information import op_name
+from vdnn.capture.ops.overloads import overloads
 from vdnn.convolutions.compute import COMPUTE
 from vdnn.convolutions.traced import variant_arguments, variants_of
 from vdnn.convolutions.ways import may_be_exact
@@ -57,7 +58,20 @@ def _call(node: fx.Node, op: Op) -> OpCall | None:
         _family(node),
         in_nbytes + out_nbytes,
         out_nbytes,
+        _is_elementwise(node),
     )
+
+
+def _is_elementwise(node: fx.Node) -> bool:
+    """Whether it makes each element out of those at the same place, of one type: then it needs no workspace."""
+    types = {tensor.dtype for tensor in map(tensor_of, node.all_input_nodes) if tensor is not None}
+    return len(types) == 1 and _is_pointwise(op_name(node))
+
+
+@cache
+def _is_pointwise(name: str) -> bool:
+    """By PyTorch's own tags, which not every overload of an op carries."""
+    return bool(name) and any(torch.Tag.pointwise in each.tags for each in overloads(name))
 
 
 def _family(node: fx.Node) -> str:

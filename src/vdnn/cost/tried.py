@@ -9,8 +9,8 @@ number, and one op's tensors exist at a time.
 Note: [Trials stay inside the budget]
 An op is run only if its inputs, its outputs and the workspace that is expected of it fit into the room. Small ops come
 first, and show how much workspace ops of their family take for each byte that they read and write; of a family that
-nobody has seen as much is expected as it reads and writes. What does not fit is priced by the roofline, with the
-workspace that is expected.
+nobody has seen as much is expected as it reads and writes, unless it is elementwise, which needs none. What does not
+fit is priced by the roofline, with the workspace that is expected.
 
 Note: [A second shape]
 A model that comes with other shapes has the same ops in the same order. Each op then has a counterpart in the trials of
@@ -209,7 +209,8 @@ class Trials:
         return self.room_nbytes is None or call.nbytes + self._expected(call) + extra_nbytes <= self.room_nbytes
 
     def _expected(self, call: OpCall) -> int:
-        return int(call.nbytes * self._ratios.get(call.family, EXPECTED_WORKSPACE))
+        unseen = 0.0 if call.is_elementwise else EXPECTED_WORKSPACE
+        return int(call.nbytes * self._ratios.get(call.family, unseen))
 
     def _learn(self, call: OpCall, workspace_nbytes: int) -> None:
         if call.nbytes:
