@@ -23,8 +23,6 @@ from vdnn.known_ops import KNOWN_OPS
 from vdnn.known_ops.known_op import KernelLayout
 from vdnn.torch_private import FakeTensorMode, OpOverload, corrected_fake_results, schema_of, without_modes
 
-aten = torch.ops.aten
-
 Types = tuple[torch.dtype | None, ...]
 
 
