@@ -13,6 +13,7 @@ from tiers import DISK
 import vdnn
 from vdnn.cost.cost_cache import CostCache
 from vdnn.cost.measured import OpCall, OpVariant, Run, measure
+from vdnn.cost.op_calls import is_pointwise
 from vdnn.cost.table import CostTable, OpCost
 from vdnn.cost.tried import OUTLINE, SCALED, TRIED, Trials
 from vdnn.errors import Infeasible
@@ -147,7 +148,23 @@ def test_a_budget_that_needs_a_smaller_way_to_compute_an_op_is_still_met():
     assert least("tried") == least("measured")
 
 
-def test_an_elementwise_op_without_room_for_its_trial_is_expected_to_need_no_workspace() -> None:
+def test_an_elementwise_op_without_room_for_its_trial_is_expected_to_need_no_workspace(cache: CostCache) -> None:
+    op = Needy(8 * MiB, 0)
+    known, unknown = (
+        tried([replace(op.call(), is_elementwise=is_elementwise)], cache, room_nbytes=4 * MiB).costs[0]
+        for is_elementwise in (True, False)
+    )
+    assert (known.source, known.workspace_nbytes) == (OUTLINE, 0)
+    assert (unknown.source, unknown.workspace_nbytes) == (OUTLINE, 8 * MiB)
+    assert op.num_runs == 0
+
+
+def test_what_pytorch_calls_pointwise_is_so_in_every_overload() -> None:
+    names = ("threshold_backward", "pow", "relu_", "gelu_backward", "convolution", "_softmax", "native_layer_norm", "")
+    assert [name for name in names if is_pointwise(name)] == ["threshold_backward", "pow", "relu_", "gelu_backward"]
+
+
+def test_all_of_what_a_step_takes_is_enough_where_its_largest_op_has_no_room_to_be_tried() -> None:
     """The map behind the first convolution is most of what the step takes, so that no op on it can be tried within a
     part of that."""
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 64, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(64, 8, 3))

@@ -65,11 +65,11 @@ def _call(node: fx.Node, op: Op) -> OpCall | None:
 def _is_elementwise(node: fx.Node) -> bool:
     """Whether it makes each element out of those at the same place, of one type: then it needs no workspace."""
     types = {tensor.dtype for tensor in map(tensor_of, node.all_input_nodes) if tensor is not None}
-    return len(types) == 1 and _is_pointwise(op_name(node))
+    return len(types) == 1 and is_pointwise(op_name(node))
 
 
 @cache
-def _is_pointwise(name: str) -> bool:
+def is_pointwise(name: str) -> bool:
     """By PyTorch's own tags, which not every overload of an op carries."""
     return bool(name) and any(torch.Tag.pointwise in each.tags for each in overloads(name))
 
