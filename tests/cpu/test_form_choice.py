@@ -27,9 +27,11 @@ class Solver:
 
     def __init__(self, fitting: dict[int, float], outlined: dict[int, float] | None = None) -> None:
         self.fitting, self.outlined, self.priced = fitting, outlined or {}, list[int]()
+        self.num_sketched = 0
 
     def __call__(self, problem: Any) -> Any:
         if problem.number and not problem.is_priced:
+            self.num_sketched += 1
             return SimpleNamespace(step_time_s=self.outlined.get(problem.number, 5.0))
         self.priced.append(problem.number)
         if problem.number not in self.fitting:
@@ -73,6 +75,12 @@ def test_a_form_that_costs_nothing_in_outline_ends_the_comparison() -> None:
     solve = Solver(dict.fromkeys(range(1, 20), 2.0), {2: 1.0, 3: 0.5})
     chosen(solve, 20)
     assert solve.priced[1] == 2
+
+
+def test_one_form_alone_is_priced_at_once_and_two_are_compared_in_outline() -> None:
+    alone, compared = Solver({1: 1.0}), Solver({1: 1.0})
+    assert (chosen(alone, 1), chosen(compared, 2)) == (1, 1)
+    assert (alone.num_sketched, compared.num_sketched) == (0, 2)
 
 
 def test_where_none_fits_the_least_need_is_named() -> None:
