@@ -15,9 +15,10 @@ from torch import nn
 from vdnn.capture.export import export_joint
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
+from vdnn.compile.new_shapes import NewShapes
 from vdnn.compile.session import Session
 from vdnn.compile.signature import signature_of
-from vdnn.errors import CaptureFailed, Unsupported
+from vdnn.errors import CaptureFailed, Infeasible, Unsupported
 from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import aot_compile_joint_with_descriptors, plain_call
 
@@ -31,6 +32,7 @@ class AheadOfTime:
         """`plain` is what runs, within a budget, where no graph can be had; with `fullgraph` that is refused."""
         self._module, self._session = module, session
         self._plain, self._fullgraph = plain_call(module) if plain is None else plain, fullgraph
+        self._new_shapes = NewShapes(session, self._plain, (module,))
         self._steps: dict[Hashable, Callable[..., Any]] = {}
         self._fallback: EagerFallback | None = None
 
@@ -45,10 +47,18 @@ class AheadOfTime:
         if self._session.begins_again():
             self._steps.clear()
         signature = signature_of(self._module, args, kwargs)
+        uncaptured = self._new_shapes.runner(args, kwargs)
+        if uncaptured is not None and signature not in self._steps:
+            return uncaptured
         if signature not in self._steps:
             self._session.refuse_endless_captures()
             try:
                 self._steps[signature] = self._compile(args, kwargs)
+            except Infeasible as reason:
+                uncaptured = self._new_shapes.instead_of_capture(reason)
+                if uncaptured is None:
+                    raise
+                return uncaptured
             except (CaptureFailed, Unsupported) as why:
                 if self._fullgraph or not self._session.is_bound:
                     raise

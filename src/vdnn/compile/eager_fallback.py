@@ -11,9 +11,8 @@ backward, and what an optimizer keeps if the options name one. Not what others h
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import nn
@@ -28,11 +27,20 @@ from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.optimizer_state import STEP_NBYTES, optimizer_named
 from vdnn.report.eager_part import EagerPart
 from vdnn.runtime.shared_budget import Budget
+from vdnn.runtime.step_memory import MappedMemory
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import tree_leaves
 from vdnn.units import Nbytes, parse_budget
 
-log = logging.getLogger("vdnn")
+
+class CacheOptions(TypedDict, total=False):
+    """`part`: the bytes that the model has at this moment, asked for before each call, where that is not its whole
+    budget; `refusal` says what cannot be in other words. `is_for_new_shapes`: only shapes that come for the first time
+    run so, and what is found out in mid-step is told, not refused."""
+
+    part: Callable[[], int]
+    refusal: Callable[[Infeasible], Infeasible]
+    is_for_new_shapes: bool
 
 
 class EagerFallback:
@@ -48,20 +56,20 @@ class EagerFallback:
         reason: str,
         *,
         where: torch.device = CPU,
-        part: Callable[[], int] | None = None,
-        refusal: Callable[[Infeasible], Infeasible] = lambda reason: reason,
+        **how: Unpack[CacheOptions],
     ) -> None:
-        """`part`: the bytes that the model has of a Budget, asked for before each call; `refusal` says what cannot be
-        in the words of the Budget."""
+        part = how.get("part")
         budget = options.budget if part is None else Nbytes(part())
         assert budget is not None, "without a budget a model runs plain"
         assert not isinstance(budget, Budget), "a part of it is given"
         self._part = part
         self._plain, self._parts, self._reason, self._name = plain, parts, reason, name
+        self._is_for_new_shapes = how.get("is_for_new_shapes", False)
         self._given: tuple[Any, ...] = ()
         self._of_leaves: list[RemovableHandle] = []
         self._asked = str(budget)
         share = parse_share(budget)
+        self._memory = MappedMemory(where)
         self._cache = TensorCache(
             0 if share is not None else parse_budget(budget),
             [tier.name for tier in options.machine.tiers[1:]],
@@ -69,12 +77,13 @@ class EagerFallback:
             share=share,
             count=self._count,
             watch_always=True,
-            refusal=refusal,
+            over_budget="warn" if self._is_for_new_shapes else "raise",
+            refusal=how.get("refusal", lambda reason: reason),
             where=where,
+            memory=self._memory,
         )
         trained = {id(p): p for part in parts for p in part.parameters() if p.requires_grad}.values()
         self._state_nbytes = sum(optimizer_state_nbytes(options.optimizer, parameter) for parameter in trained)
-        log.warning("%s runs as it is, in a tensor cache within %s: %s", name, budget, reason)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._part is not None:
@@ -83,6 +92,7 @@ class EagerFallback:
         for handle in self._of_leaves:
             handle.remove()
         try:
+            self._memory.begin_step()
             with self._cache:
                 returned = self._plain(*args, **kwargs)
         finally:
@@ -106,6 +116,7 @@ class EagerFallback:
         return EagerPart(
             name=self._name,
             reason=self._reason,
+            is_for_new_shapes=self._is_for_new_shapes,
             budget=self._asked,
             budget_nbytes=self._cache.budget_nbytes,
             everything_nbytes=self._cache.everything_nbytes or None,

@@ -32,9 +32,10 @@ from vdnn.capture.export import GRU_CELL
 from vdnn.capture.inputs import dynamo_inputs
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
+from vdnn.compile.new_shapes import NewShapes
 from vdnn.compile.session import MAX_CAPTURES, Session
 from vdnn.eager.op_watch import Watch
-from vdnn.errors import CaptureFailed, InexactTrace, Unsupported, VdnnError
+from vdnn.errors import CaptureFailed, InexactTrace, Infeasible, Unsupported, VdnnError
 from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import (
     BackendCompilerFailed,
@@ -107,6 +108,7 @@ class JustInTime:
 
         self._session, self._fullgraph, self._parts = session, fullgraph, parts
         self._plain, self._backend = plain, backend
+        self._new_shapes = NewShapes(session, plain, parts)
         self._fallback: EagerFallback | None = None
         self._while_modes: EagerFallback | None = None
         self._answers: CompilingAnswers | None = CompilingAnswers()
@@ -138,12 +140,19 @@ class JustInTime:
             return self._fallback(*args, **kwargs)
         if self._session.begins_again():
             self._compiled = self._nothing_captured_yet()
+        uncaptured = self._new_shapes.runner(args, kwargs)
+        if uncaptured is not None:
+            return uncaptured(*args, **kwargs)
         _BoundCapture.num_open += self._session.is_bound
         try:
             with capturing(whole=self._session.is_bound, answers=self._answers):
                 return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
             why = failure.inner_exception
+            if isinstance(why, Infeasible):
+                uncaptured = self._new_shapes.instead_of_capture(why)
+                if uncaptured is not None:
+                    return uncaptured(*args, **kwargs)
             if isinstance(why, VdnnError) and not (isinstance(why, InexactTrace) and self._session.is_bound):
                 raise why from None
             if not self._session.is_bound:

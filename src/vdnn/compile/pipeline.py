@@ -98,7 +98,7 @@ def _plan_beside_shapes(step: TracedStep, session: Session, options: Options, pl
     except Infeasible as reason:
         alone = replace(step, num_other_nodes=0)
         has_others = objects_nbytes_of(alone, options) != objects_nbytes_of(step, options)
-        if not has_others or session.part is not None:
+        if not has_others or session.part is not None or session.may_run_uncaptured:
             raise
         planned = plan_step(alone, options, planner)
         session.warn_of_shapes(step.name, reason)

@@ -13,14 +13,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import nn
 
 from vdnn.compile.budget_part import BudgetPart
 from vdnn.compile.disk_room import DiskRoom
-from vdnn.compile.eager_fallback import EagerFallback
+from vdnn.compile.eager_fallback import CacheOptions, EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
 from vdnn.compile.traced_step import Precedent
 from vdnn.errors import BudgetExceeded, CaptureFailed, Infeasible, InvalidInput, Unsupported
@@ -86,6 +86,9 @@ class Session:
     where: torch.device = CPU
     """Where its steps compute: at first where the model's tensors are, then where a captured graph takes its inputs."""
 
+    may_run_uncaptured: bool = False
+    """Whether the call that is about to be captured could also run as it is (`new_shapes.py`)."""
+
     asked: Any = None
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
 
@@ -147,18 +150,34 @@ class Session:
                 f"{self.name} cannot follow the plan that was given, which is one of a graph: {_first_line(why)}\n"
                 "Leave out plan= and name a budget: what cannot be captured then trains within it in a tensor cache."
             ) from why
-        known, where, reason = self.options, self.where, _first_line(why)
-        tiers = SharedTiers(shared_runtime(), self._asked_tiers())
-        if self.part is None:
-            fallback = EagerFallback(plain, parts, known, tiers, self.name, reason, where=where)
-        else:
-            nbytes, refusal = self.part.eager_nbytes, self.part.eager_refusal
-            fallback = EagerFallback(
-                plain, parts, known, tiers, self.name, reason, where=where, part=nbytes, refusal=refusal
-            )
-            self.part.of_eager(fallback)
-        self.eager = weakref.ref(fallback)
+        reason, part = _first_line(why), self.part
+        log.warning("%s runs as it is, in a tensor cache within %s: %s", self.name, self.options.budget, reason)
+        if part is None:
+            return self.open_cache(plain, parts, reason)
+        fallback = self.open_cache(plain, parts, reason, part=part.eager_nbytes, refusal=part.eager_refusal)
+        part.of_eager(fallback)
         return fallback
+
+    def open_cache(
+        self, plain: Callable[..., Any], parts: Sequence[nn.Module], reason: str, **how: Unpack[CacheOptions]
+    ) -> EagerFallback:
+        """What runs the model as it is, and is in the report from now on."""
+        tiers = SharedTiers(shared_runtime(), self._asked_tiers())
+        opened = EagerFallback(plain, parts, self.options, tiers, self.name, reason, where=self.where, **how)
+        self.eager = weakref.ref(opened)
+        return opened
+
+    @property
+    def captures_what_comes_back(self) -> bool:
+        """Whether a further shape is captured when it comes for the second time: where steps begin at once and become
+        better, and a step at a time is alive."""
+        begins_at_once = self.options.replan and self.options.chosen_costs == "tried" and self.options.plan is None
+        is_alone = self.part is None and self.options.in_flight == 1
+        return self.is_bound and begins_at_once and is_alone and self.options.compiler == "eager"
+
+    def has_all_captures(self) -> bool:
+        """Whether it was captured as often as a model may be."""
+        return len(self.executors) >= MAX_CAPTURES
 
     def transfers(self) -> Transfers:
         """What moves this model's storages. Models that ask for the same tiers share them, and with them one bound."""
@@ -231,7 +250,7 @@ class Session:
         return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"
 
     def refuse_endless_captures(self) -> None:
-        if len(self.executors) >= MAX_CAPTURES:
+        if self.has_all_captures():
             raise Unsupported(
                 f"{self.name} was captured {MAX_CAPTURES} times, each time for other shapes or settings, and is called"
                 " with new ones again."

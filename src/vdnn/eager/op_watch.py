@@ -7,6 +7,7 @@ costs some 30 us per op, so steps that are known to fit run without it (`tensor_
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from vdnn.eager.live_bytes import LiveBytes
@@ -19,6 +20,9 @@ class Owner(Protocol):
 
     @property
     def is_busy_here(self) -> bool: ...
+
+    @property
+    def memory(self) -> AbstractContextManager[Any]: ...
 
     def make_room(self, need: int) -> None: ...
 
@@ -38,7 +42,8 @@ class Watch(TorchDispatchMode):
         for tensor in tensors_in((args, tuple(kwargs.values()))):
             self._live.count(tensor)
         self._owner.make_room(need)
-        results = func(*args, **kwargs)
+        with self._owner.memory:
+            results = func(*args, **kwargs)
         made = sum(self._live.count(tensor) for tensor in tensors_in((results,)))
         self._sizes.after(key, made)
         self._owner.note_peak()

@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from fractions import Fraction
 from types import TracebackType
 from typing import Any
@@ -45,7 +45,7 @@ from vdnn.eager.result_sizes import ResultSizes
 from vdnn.eager.routine import Packed, Routine
 from vdnn.eager.saved_items import Saved, Unmoved, is_leaf
 from vdnn.eager.use_order import Follower
-from vdnn.errors import Infeasible
+from vdnn.errors import BudgetExceeded, Infeasible
 from vdnn.hardware.where import CPU
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import is_in_backward, push_mode, without_torch_dispatch
@@ -88,10 +88,12 @@ class TensorCache:
         count: Callable[[LiveBytes], None] = LiveBytes.count_everything,
         watch_always: bool = False,
         refusal: Callable[[Infeasible], Infeasible] = lambda reason: reason,
+        memory: AbstractContextManager[None] | None = None,
     ) -> None:
         """`share` stands for a `budget_nbytes` that the first step shows. `count` counts what is there before a step.
         `watch_always` has every step watched, whatever the ones before it did. `refusal` puts what
-        cannot be into the words of somebody who has more to say."""
+        cannot be into the words of somebody who has more to say. `memory`: what watched ops take theirs in."""
+        self.memory: AbstractContextManager[Any] = nullcontext() if memory is None else memory
         self.policy, self._over_budget = check_policy(policy), over_budget
         self._live, self._sizes = LiveBytes(where), ResultSizes()
         self._space = Space(
@@ -241,14 +243,16 @@ class TensorCache:
     def _bring(self, saved: Saved) -> torch.Tensor:
         space, item = self._space, saved.item
         assert item is not None, "only what has an item can be away"
-        space.bring(item)
+        with self.memory:
+            space.bring(item)
         if self._is_watched and space.short_of(0) > 0:
             self._say_it_cannot(0)
         with without_torch_dispatch():
             tensor = saved.tensor()
         if item.step == space.step:
             space.follower.ask(item.ordinal)
-            space.prefetch(item)
+            with self.memory:
+                space.prefetch(item)
         return tensor
 
     def _may_move(self, tensor: torch.Tensor) -> bool:
@@ -310,4 +314,4 @@ class TensorCache:
             raise self._refusal(reason)
         if not self._has_warned:
             self._has_warned = True
-            warnings.warn(words, stacklevel=2)
+            warnings.warn(words, BudgetExceeded, stacklevel=2)

@@ -11,11 +11,19 @@ import torch
 
 from vdnn.hardware.where import CPU
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
-from vdnn.runtime.step_memory.allocator import StepAllocator
+from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
 from vdnn.runtime.step_memory.library import begin_step_library, step_library
 from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
 
-__all__ = ["MemoryCounts", "StepMemory", "UnplannedMemory", "begin_step_library", "open_step_memory", "returned_memory"]
+__all__ = [
+    "MappedMemory",
+    "MemoryCounts",
+    "StepMemory",
+    "UnplannedMemory",
+    "begin_step_library",
+    "open_step_memory",
+    "returned_memory",
+]
 
 
 def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMemory:
@@ -26,6 +34,30 @@ def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMe
     if library.functions is not None:
         return StepMemory(StepAllocator(library.functions))
     return UnplannedMemory(library.missing, returns_freed=within_budget and return_freed_memory_if_possible())
+
+
+class MappedMemory:
+    """While entered, a large block that this thread takes is a mapping of its own, gone when it is freed: the process
+    holds what is alive. For steps that nobody planned. Of what computes on an accelerator, and without the library,
+    memory is others' affair."""
+
+    def __init__(self, where: torch.device = CPU) -> None:
+        library = step_library() if where == CPU else None
+        functions = None if library is None else library.functions
+        self._allocator = None if functions is None else StepAllocator(functions)
+
+    def begin_step(self) -> None:
+        """What was noted of the blocks before is of no use to anybody."""
+        if self._allocator is not None:
+            self._allocator.begin_iteration()
+
+    def __enter__(self) -> None:
+        if self._allocator is not None:
+            self._allocator.begin_half(NO_SLOTS)
+
+    def __exit__(self, *error: object) -> None:
+        if self._allocator is not None:
+            self._allocator.end_half([])
 
 
 @contextmanager
