@@ -47,6 +47,8 @@ class Setting:
     image_size: int | None
     budget: str | int = "75%"
     steady_steps: int = 6
+    crop_size: int | None = None
+    """Images of this side come after those steps: for the first time, then again, and the others once more."""
 
     def load(self, **options: str) -> models.Workload:
         return models.load(self.model, self.batch, image_size=self.image_size, **options)
@@ -94,8 +96,8 @@ def rise_of(setting: Setting, group: Path | None = None) -> Rise:
     workload = setting.load()
     step = vdnn.virtualize(workload.step, budget=setting.budget)
 
-    def train() -> None:
-        step(*workload.args).backward()
+    def train(args: tuple[torch.Tensor, ...] = workload.args) -> None:
+        step(*args).backward()
         workload.model.zero_grad(set_to_none=True)
 
     train()
@@ -103,6 +105,11 @@ def rise_of(setting: Setting, group: Path | None = None) -> Rise:
     reset_peak()
     for _ in range(setting.steady_steps):
         train()
+    if setting.crop_size is not None:
+        images, labels = workload.args
+        cropped = images[:, :, : setting.crop_size, : setting.crop_size].contiguous(), labels
+        for args in (cropped, cropped, cropped, workload.args):
+            train(args)
     steady_nbytes = peak_nbytes() - idle_nbytes
     report = vdnn.report(step)
     assert report.budget_nbytes is not None

@@ -23,6 +23,7 @@ from process_peak import Setting, nothing_remembered, rise_of
 ALLOWED_NBYTES = BESIDE_NBYTES[CONTROL_GROUP]
 SETTINGS = {
     "ResNet-50": Setting("resnet50", 16, 128, 330 * MiB, 6),
+    "ResNet-50, and smaller images": Setting("resnet50", 16, 128, 360 * MiB, 4, crop_size=112),
     "VGG-16": Setting("vgg16", 8, 128, 1210 * MiB, 4),
     "GPT-2": Setting("gpt2", 1, None, 1700 * MiB, 2),
     "U-Net": Setting("unet", 4, 188, 390 * MiB, 4),
@@ -46,7 +47,8 @@ def test_a_process_rises_by_its_budget_and_little_more_planning_included(network
     assert found.first_nbytes <= allowed_nbytes
     assert found.steady_nbytes <= allowed_nbytes
     assert found.num_outside == 0, "blocks without a planned place"
-    assert found.arena_nbytes <= 1.03 * found.arena_peak_nbytes
+    if setting.crop_size is None:  # else the arena is that of the shape which needs most
+        assert found.arena_nbytes <= 1.03 * found.arena_peak_nbytes
     if group is None:
         pytest.skip("the process rose by no more; no control group can be made here to hold it to that")
 

@@ -31,7 +31,7 @@ from vdnn.units import MiB
 
 Variants = Mapping[int, tuple[OpCost, ...]]
 
-VARIANTS_S = 1.5
+VARIANTS_S = 0.5
 """How long other ways of computing ops are tried before the first plan. The rest is tried before the second step, or at
 once: where no plan fits, and where the first plan is the last."""
 
