@@ -102,3 +102,14 @@ def test_small_steps_and_budgets_without_room_for_a_process_plan_here(monkeypatc
     assert is_planned_apart(replace(problem, budget_nbytes=None)), "nothing bounds it"
     monkeypatch.setattr(planner_process, "LARGE_STEP_OPS", len(problem.graph) + 1)
     assert not is_planned_apart(replace(problem, budget_nbytes=None))
+
+
+def test_a_small_step_is_planned_apart_as_long_as_the_solver_is_not_loaded_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = chain_problem(1000)
+    monkeypatch.setattr(planner_process, "LARGE_STEP_OPS", len(problem.graph) + 1)
+    monkeypatch.setattr(planner_process, "SOLVER", "never_loaded")
+    assert is_planned_apart(problem)
+    monkeypatch.setattr(planner_process, "SOLVER", "sys")
+    assert not is_planned_apart(problem)

@@ -34,6 +34,10 @@ log = logging.getLogger("vdnn")
 LARGE_STEP_OPS = 250
 """Ops from which on planning takes more than another interpreter needs to start: some 10 MiB and 0.3 s."""
 
+SOLVER = "ortools"
+"""Loading it takes 17 MiB and 0.2 s, and solving with it for the first time as much again: what is not loaded here yet
+is loaded in the other process."""
+
 PROCESS_NBYTES = 112 * MiB
 """What the other process takes: 78 to 91 MiB of its own for steps of 400 to 2,200 ops, and libraries that nobody else
 has read. A container counts it."""
@@ -116,9 +120,13 @@ class PlannerProcess:
 
 
 def is_planned_apart(problem: Problem) -> bool:
-    """Whether the step is large, and its budget has room for another process while nothing of a step is there."""
+    """Whether planning would leave much behind here, and the budget has room for another process while nothing of a
+    step is there."""
     room_nbytes = room_between_steps(problem)
-    return len(problem.graph) >= LARGE_STEP_OPS and (room_nbytes is None or room_nbytes >= PROCESS_NBYTES)
+    is_large = len(problem.graph) >= LARGE_STEP_OPS
+    if room_nbytes is None:
+        return is_large
+    return room_nbytes >= PROCESS_NBYTES and (is_large or SOLVER not in sys.modules)
 
 
 def serve() -> None:
