@@ -43,6 +43,14 @@ def test_a_transposed_gradient(name: str, front_end: str) -> None:
 
 
 @EITHER_FRONT_END
+def test_tokens_that_are_normed_and_become_channels(front_end: str) -> None:
+    torch.manual_seed(0)
+    parts = {"words": nn.Embedding(NUM_WORDS, 8), "norm": nn.LayerNorm(8), "last": nn.Conv1d(8, 8, 3, padding=1)}
+    model = Using(lambda self, x: self.last(self.norm(self.words(x)).transpose(1, 2)).square().mean(), **parts)
+    assert_trains_alike(model, (torch.randint(NUM_WORDS, (BATCH, LENGTH)),), front_end)
+
+
+@EITHER_FRONT_END
 @pytest.mark.parametrize("dim", [1, -1])
 @pytest.mark.parametrize("function", [F.log_softmax, F.softmax])
 def test_a_gradient_in_channels_last(function: Callable[..., Tensor], dim: int, front_end: str) -> None:

@@ -53,8 +53,10 @@ _SMALL_CALLS = {
 """By what `kernel_types` of an entry in `known_ops/` says."""
 
 
-def _contiguous(result: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    return result.contiguous() if indexed(result.device) == CPU else result
+def _contiguous(result: Any, *_: Any, **__: Any) -> Any:
+    if isinstance(result, (tuple, list)):
+        return tuple(map(_contiguous, result))
+    return result if result is None or indexed(result.device) != CPU else result.contiguous()
 
 
 def _as_the_gradient(result: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -108,16 +110,24 @@ def _types_of(small: SmallCall, op: OpOverload, given: tuple[Any, ...], where: t
     return tuple(None if result is None else result.dtype for result in results)
 
 
-_CORRECTIONS: dict[OpOverload, Callable[..., Any]] = {
-    overload(op.name, "default"): _contiguous if op.kernel_layout is KernelLayout.CONTIGUOUS else _as_the_gradient
-    for op in KNOWN_OPS.values()
-    if op.kernel_layout is not None
-} | {
-    asked: _with_types(_SMALL_CALLS[op.kernel_types], asked)
-    for op in KNOWN_OPS.values()
-    if op.kernel_types
-    for asked in overloads(op.name)
-}
-"""Layouts are corrected of ops that may write over an input, and that PyTorch's stand-ins for tracing lay out otherwise
-than their kernels do. `tests/cpu/test_in_place_forms.py` compares all that may. Other ops with that fault are refused
+def _corrections() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
+    for op in KNOWN_OPS.values():
+        laid_out = None if op.kernel_layout is None else _LAYOUTS[op.kernel_layout]
+        for asked in overloads(op.name) if op.kernel_types else ():
+            typed = _with_types(_SMALL_CALLS[op.kernel_types], asked)
+            yield asked, typed if laid_out is None else _one_after_the_other(typed, laid_out)
+        if laid_out is not None and not op.kernel_types:
+            yield overload(op.name, "default"), laid_out
+
+
+_LAYOUTS = {KernelLayout.CONTIGUOUS: _contiguous, KernelLayout.AS_THE_GRADIENT: _as_the_gradient}
+
+
+def _one_after_the_other(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda result, *args, **kwargs: then(first(result, *args, **kwargs), *args, **kwargs)
+
+
+_CORRECTIONS: dict[OpOverload, Callable[..., Any]] = dict(_corrections())
+"""`tests/cpu/test_in_place_forms.py` compares the layouts of all ops that may write over an input with their kernels',
+`tests/cpu/test_known_ops.py` those of others that are put right. An op whose stand-in is wrong and not here is refused
 when a step is watched."""
