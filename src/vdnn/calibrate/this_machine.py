@@ -83,7 +83,8 @@ def _speeds_of(device: str) -> AcceleratorSpeeds | None:
     try:
         found = measure_accelerator(where, QUICK_TRIALS)
     except torch.OutOfMemoryError as error:
-        log.warning("%s is too full to be measured, and is taken to be a %s: %s", where, ASSUMED_ACCELERATOR, error)
+        words = str(error)  # the error itself holds the trials, and a log may be kept
+        log.warning("%s is too full to be measured, and is taken to be a %s: %s", where, ASSUMED_ACCELERATOR, words)
         return None
     finally:
         torch.accelerator.empty_cache()  # the room of the trials is the step's

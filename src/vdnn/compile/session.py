@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from vdnn.compile.budget_part import BudgetPart
+from vdnn.compile.device_room import DeviceRoom
 from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.eager_fallback import CacheOptions, EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
@@ -124,7 +125,7 @@ class Session:
             begin_step_library()
         known = self.options = self._given.on_known_machine(runs=True, where=str(self.where))
         self._tiers = SharedTiers(shared_runtime(), self._asked_tiers())
-        self.disk_room = DiskRoom(self._tiers)
+        self.disk_room, self.device_room = DiskRoom(self._tiers), DeviceRoom(self.where)
         log.debug("%s computes on %s, which is %s", self.name, self.where, known.machine.name)
 
     def _asked_tiers(self) -> AskedTiers:
@@ -137,6 +138,11 @@ class Session:
         if self.where != CPU:
             return UnplannedMemory(f"{self.where} has an allocator of its own")
         return open_step_memory(within_budget=self.options.budget is not None)
+
+    @property
+    def planning(self) -> Options:
+        """What its steps are planned with: as asked, but for what the device has room for where nothing was named."""
+        return self.device_room.options(self.options)
 
     @property
     def is_bound(self) -> bool:
@@ -291,7 +297,7 @@ class Session:
             arena=_arena(memory.counts()),
             missing=memory.missing,
             returns_freed=memory.returns_freed,
-            device=_device(self.where),
+            device=_device(self.where, self.device_room),
         )
 
 
@@ -311,11 +317,11 @@ def _piece(executor: Executor) -> Piece:
     return Piece(graph.name, predicted, _measured(executor), *found, inexact)
 
 
-def _device(where: torch.device) -> DevicePart | None:
+def _device(where: torch.device, room: DeviceRoom) -> DevicePart | None:
     if where == CPU:
         return None
     counts = torch.accelerator.max_memory_allocated(where), torch.accelerator.max_memory_reserved(where)
-    return DevicePart(str(where), *counts, torch.accelerator.get_memory_info(where)[1])
+    return DevicePart(str(where), *counts, torch.accelerator.get_memory_info(where)[1], room.found)
 
 
 def _arena(counts: MemoryCounts | None) -> ArenaPart | None:

@@ -35,6 +35,29 @@ class ArenaPart:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomPart:
+    """What a model without a budget is held to on its accelerator: what was free there for it, less a reserve. Plans
+    are made within it where more `is_needed` than it surely has."""
+
+    name: str
+    nbytes: int
+    usable_nbytes: int
+    reserve_nbytes: int
+    device_nbytes: int
+    is_needed: bool = False
+
+    @property
+    def words(self) -> str:
+        had = f"{format_nbytes(self.usable_nbytes)} of {format_nbytes(self.device_nbytes)}"
+        reserve = f"{format_nbytes(self.reserve_nbytes)} in reserve"
+        held = "steps are held to" if self.is_needed else "everything is kept, well within"
+        return (
+            f"No budget was named: {held} {format_nbytes(self.nbytes)}, which is what {self.name} had free for this"
+            f" model ({had}) less {reserve}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DevicePart:
     """The memory of the accelerator that computes, as its allocator counts it: at most allocated and at most reserved
     since an op was last tried there, and all that the device has."""
@@ -43,6 +66,7 @@ class DevicePart:
     peak_allocated_nbytes: int
     peak_reserved_nbytes: int
     nbytes: int
+    room: RoomPart | None = None
 
     def rows(self) -> Iterable[tuple[str, str, str]]:
         """As those of a process."""
@@ -96,5 +120,7 @@ class ProcessPart:
         if self.missing:
             how = "; malloc returns what is freed" if self.returns_freed else ""
             yield f"Steps run without planned addresses: {self.missing}{how}."
+        if self.device is not None and self.device.room is not None:
+            yield self.device.room.words
         if self.arena is not None and self.arena.num_moves_refused:
             yield f"The kernel refused to move the pages of {self.arena.num_moves_refused} blocks."

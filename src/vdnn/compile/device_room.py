@@ -1,0 +1,92 @@
+"""What an accelerator has for the steps of a model of which no budget was named.
+
+Enters: a plan without a budget. Leaves: the same plan where the device has ample room for it, else one within what the
+device has free, less a reserve. The one idea: **a budget that nobody named is not a promise**. It is a way to train
+what would not fit otherwise: where there is room enough everything is kept, and where there is not, the number that was
+found is planned with as if it had been named, and the report says where it comes from. A model runs in pieces as it
+would without it. RAM has no such number: a system that is short of it pages, and its own budget is to be named.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from vdnn.compile.traced_step import PlannedStep
+from vdnn.errors import Infeasible
+from vdnn.ir import Role
+from vdnn.options import Options
+from vdnn.plan.plan import Plan
+from vdnn.plan.shared.account import account_nbytes
+from vdnn.report.process_part import RoomPart
+from vdnn.units import Nbytes, format_nbytes
+
+log = logging.getLogger("vdnn")
+
+RESERVE_SHARE = 1 / 16
+"""Of what is free, left to what no plan counts: what the allocator keeps between blocks, libraries' own
+workspaces, what little is computed outside. Assumed until real devices have been measured. A budget that is named leaves
+as little as one likes."""
+
+AMPLE_SHARE = 0.5
+"""Of the room: a plan without a budget knows no workspaces of ops, and keeps everything unasked only where they may be
+as large as all that it does know."""
+
+_ITS_OWN = (Role.PARAMETER, Role.BUFFER, Role.INPUT)
+
+
+class DeviceRoom:
+    """What one model is held to on its accelerator, found at the first shape and kept."""
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+        self.found: RoomPart | None = None
+
+    def of(self, plan: Plan) -> RoomPart:
+        if self.found is None:
+            self.found = _room_beside(plan, self._where)
+        return self.found
+
+    def options(self, asked: Options) -> Options:
+        """Those that are planned with: what was asked, within the room where that is needed."""
+        if self.found is None or not self.found.is_needed:
+            return asked
+        return replace(asked, budget=Nbytes(self.found.nbytes))
+
+    def need(self) -> None:
+        assert self.found is not None, "a plan has shown that it does not fit"
+        if not self.found.is_needed:
+            self.found = replace(self.found, is_needed=True)
+            log.info("%s", self.found.words)
+
+
+def plan_on_device(plan_within: Callable[[Options], PlannedStep], asked: Options, room: DeviceRoom) -> PlannedStep:
+    """What `plan_within` decides under these options, within the device's room where more than that is not there."""
+    if asked.budget is not None or asked.plan is not None:
+        return plan_within(asked)
+    if room.options(asked) is asked:
+        planned = plan_within(asked)
+        plan = planned.plan
+        if account_nbytes(plan, plan.problem.surroundings) <= AMPLE_SHARE * room.of(plan).nbytes:
+            return planned
+        room.need()
+    try:
+        return plan_within(room.options(asked))
+    except Infeasible as reason:
+        assert room.found is not None, "there is a bound"
+        words, minimum_nbytes, way_out = f"{reason}\n{room.found.words}", reason.minimum_nbytes, reason.way_out
+        raise Infeasible(words, minimum_nbytes=minimum_nbytes, way_out=way_out) from reason
+
+
+def _room_beside(plan: Plan, where: torch.device) -> RoomPart:
+    """What is free there, with all that the allocator can give back, and what this model's tensors have already: a plan
+    counts them. What lies idle between blocks that are in use may be too scattered to be of use."""
+    torch.accelerator.empty_cache()
+    own_nbytes = sum(storage.nbytes for storage in plan.problem.graph.storages if storage.role in _ITS_OWN)
+    free_nbytes, device_nbytes = torch.accelerator.get_memory_info(where)
+    usable_nbytes = free_nbytes + own_nbytes
+    reserve_nbytes = int(RESERVE_SHARE * usable_nbytes)
+    return RoomPart(str(where), max(usable_nbytes - reserve_nbytes, 1), usable_nbytes, reserve_nbytes, device_nbytes)
