@@ -19,6 +19,7 @@ from vdnn.codecs import LOSSY_FORMATS
 from vdnn.environment import disk_dir
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import THIS_MACHINE, Hardware, Tier, bounded
+from vdnn.hardware.page_locked import with_transit
 from vdnn.hardware.presets import preset
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import parse_share
@@ -224,7 +225,8 @@ class Options:
         machine = _this_machine(self.spill_dir, where) if self.hardware is None else self.hardware
         machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}
-        return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
+        known = replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
+        return known if where == "cpu" else with_transit(known)
 
     def on_known_machine(self, *, runs: bool = False, where: str = "cpu") -> Options:
         """With the machine looked up, and a saved plan read. To be called before tracing starts: while AOTAutograd

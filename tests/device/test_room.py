@@ -80,7 +80,9 @@ def test_a_model_that_would_not_fit_trains_in_what_is_free_less_a_reserve(sample
 def test_a_model_for_which_there_is_not_enough_says_that_the_bytes_are_what_was_free(vdev: ModuleType) -> None:
     model, args = chain()
     vdev.set_limit(accelerator.memory_reserved() + 2 * MAP_NBYTES)
-    with pytest.raises(Infeasible, match=r"(?s)no 'auto' plan fits .*No budget was named: steps are held to .* vdev:0 had free"):
+    with pytest.raises(
+        Infeasible, match=r"(?s)no 'auto' plan fits .*No budget was named: steps are held to .* vdev:0 had free"
+    ):
         vdnn.virtualize(model, sample=args, hardware="titan-x", costs="roofline")
 
 

@@ -245,7 +245,13 @@ def _line(nbytes: int, large_s: float, small_s: float, drag: float) -> BesideCom
 
 def _host_buffers(nbytes: int) -> tuple[list[torch.Tensor], bool]:
     """Two of them, and whether they are page-locked."""
+    ordinary = [torch.ones(nbytes, dtype=torch.uint8) for _ in range(2)]
     try:
-        return [torch.ones(nbytes, dtype=torch.uint8).pin_memory() for _ in range(2)], True
+        return [buffer.pin_memory() for buffer in ordinary], True
     except RuntimeError:
-        return [torch.ones(nbytes, dtype=torch.uint8) for _ in range(2)], False
+        return ordinary, False
+
+
+def can_page_lock(nbytes: int = QUICK_TRIALS.link_nbytes) -> bool:
+    """Whether the system lets this process have page-locked memory now."""
+    return _host_buffers(nbytes)[1]

@@ -50,6 +50,7 @@ from vdnn.runtime.step_memory import (
     begin_step_library,
     open_step_memory,
 )
+from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.units import format_nbytes
 
@@ -194,8 +195,9 @@ class Session:
         return any(executor.edition.trips for executor in self.executors)
 
     def observed_links(self) -> tuple[ObservedLink, ...]:
-        """What copies over each link took so far, this model's and those of others that share its tiers."""
-        return self.transfers().observed_links()
+        """What copies over each planned link took so far, this model's and those of others that share its tiers."""
+        known = {tier.name for tier in self.options.machine.tiers}
+        return tuple(link for link in self.transfers().observed_links() if link.tier in known)
 
     def called(self) -> AbstractContextManager[None]:
         """To be open while the model is called: models that have a Budget together hear of each other."""
@@ -297,7 +299,20 @@ class Session:
             arena=_arena(memory.counts()),
             missing=memory.missing,
             returns_freed=memory.returns_freed,
-            device=_device(self.where, self.device_room),
+            device=self._device(),
+        )
+
+    def _device(self) -> DevicePart | None:
+        if self.where == CPU:
+            return None
+        host = self.transfers().stores.get("host") if self.has_transfers() else None
+        return DevicePart(
+            str(self.where),
+            torch.accelerator.max_memory_allocated(self.where),
+            torch.accelerator.max_memory_reserved(self.where),
+            torch.accelerator.get_memory_info(self.where)[1],
+            self.device_room.found,
+            host.ordinary_nbytes if isinstance(host, HostStore) else 0,
         )
 
 
@@ -315,13 +330,6 @@ def _piece(executor: Executor) -> Piece:
         inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))
     return Piece(graph.name, predicted, _measured(executor), *found, inexact)
-
-
-def _device(where: torch.device, room: DeviceRoom) -> DevicePart | None:
-    if where == CPU:
-        return None
-    counts = torch.accelerator.max_memory_allocated(where), torch.accelerator.max_memory_reserved(where)
-    return DevicePart(str(where), *counts, torch.accelerator.get_memory_info(where)[1], room.found)
 
 
 def _arena(counts: MemoryCounts | None) -> ArenaPart | None:

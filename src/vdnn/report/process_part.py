@@ -67,6 +67,8 @@ class DevicePart:
     peak_reserved_nbytes: int
     nbytes: int
     room: RoomPart | None = None
+    ordinary_nbytes: int = 0
+    """Of the host's memory behind it: what was to be page-locked, and could not be."""
 
     def rows(self) -> Iterable[tuple[str, str, str]]:
         """As those of a process."""
@@ -74,6 +76,16 @@ class DevicePart:
         yield f"allocated on {self.name}, at most", format_nbytes(self.peak_allocated_nbytes), ""
         yield "reserved there, at most", format_nbytes(self.peak_reserved_nbytes), f"{ratio:.3f} x what was allocated"
         yield "memory of the device", format_nbytes(self.nbytes), ""
+
+    def sentences(self) -> Iterable[str]:
+        if self.room is not None:
+            yield self.room.words
+        if self.ordinary_nbytes:
+            nbytes = format_nbytes(self.ordinary_nbytes)
+            yield (
+                f"{nbytes} of the host tier are ordinary memory, since the system refused to page-lock more: copies of"
+                " it are slower and hold compute up."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +132,7 @@ class ProcessPart:
         if self.missing:
             how = "; malloc returns what is freed" if self.returns_freed else ""
             yield f"Steps run without planned addresses: {self.missing}{how}."
-        if self.device is not None and self.device.room is not None:
-            yield self.device.room.words
+        if self.device is not None:
+            yield from self.device.sentences()
         if self.arena is not None and self.arena.num_moves_refused:
             yield f"The kernel refused to move the pages of {self.arena.num_moves_refused} blocks."
