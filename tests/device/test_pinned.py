@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from cpu.equivalence import assert_same, train
 
 import vdnn
+from cpu.equivalence import assert_same, train
 from device.chains import DEPTH, MAP_NBYTES, chain
 from vdnn.api import session_of
 from vdnn.calibrate.this_machine import this_machine

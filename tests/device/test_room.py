@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 import torch
-from cpu.equivalence import assert_same, executors, train
 
 import vdnn
+from cpu.equivalence import assert_same, executors, train
 from device.chains import MAP_NBYTES, chain
 from vdnn.compile import device_room
 from vdnn.errors import Infeasible

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
@@ -22,14 +22,14 @@ from vdnn.options import Options
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.account import account_nbytes
 from vdnn.report.process_part import RoomPart
-from vdnn.units import Nbytes, format_nbytes
+from vdnn.units import Nbytes
 
 log = logging.getLogger("vdnn")
 
 RESERVE_SHARE = 1 / 16
-"""Of what is free, left to what no plan counts: what the allocator keeps between blocks, libraries' own
-workspaces, what little is computed outside. Assumed until real devices have been measured. A budget that is named leaves
-as little as one likes."""
+"""Of what is free, left to what no plan counts: what the allocator keeps between blocks, libraries' own workspaces,
+what little is computed outside. Assumed until real devices have been measured. A budget that is named leaves as little
+as one likes."""
 
 AMPLE_SHARE = 0.5
 """Of the room: a plan without a budget knows no workspaces of ops, and keeps everything unasked only where they may be

@@ -4,8 +4,8 @@ Enters: flat bytes in host memory, or pieces for an accelerator's copy engine. L
 idea: places are ranges of one row of bytes, and slab k lies under [k·S, (k+1)·S) of it, made when first written. A
 tensor never costs an allocation of its own, which matters because page-locked memory takes milliseconds to get. Where
 there is an accelerator the slabs are page-locked, so that copies to and from it run beside compute. Where the system
-refuses that (a limit of the process, Windows' subsystem for Linux), they are ordinary memory: copies are slower and hold
-compute up, which is said once, counted, and seen by who times them.
+refuses that (a limit of the process, Windows' subsystem for Linux), they are ordinary memory: copies are slower and
+hold compute up, which is said once, counted, and seen by who times them.
 """
 
 from __future__ import annotations

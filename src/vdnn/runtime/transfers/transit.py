@@ -21,8 +21,8 @@ from vdnn.torch_private import without_torch_dispatch
 
 
 class TransitMemory:
-    """`memory` makes some, page-locked if that can be had; without a `clock` copies are over at once. Called by the thread that trains; what was handed out may
-    end in any."""
+    """`memory` makes some, page-locked if that can be had; without a `clock` copies are over at once. Called by the
+    thread that trains; what was handed out may end in any."""
 
     def __init__(
         self, clock: Clock | None, memory: Callable[[int], torch.Tensor], most_nbytes: int = TRANSIT_NBYTES
