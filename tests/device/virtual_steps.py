@@ -58,7 +58,8 @@ class Scaled:
         return self.batch / 256 / SIDE**2 / self.narrow
 
     def hardware(self, name: str) -> Hardware:
-        """The machine, behind a link of `LINK_BYTES_PER_S`, on which a step of it takes `nbytes_share` of the real one's time on `name`."""
+        """The machine behind a link of `LINK_BYTES_PER_S`, so scaled that a step takes `nbytes_share` of the real one's
+        time on `name`."""
         machine = preset(name)
         links = tuple(
             replace(link, bandwidth_bytes_per_s=LINK_BYTES_PER_S) if link.name in LANES else link
