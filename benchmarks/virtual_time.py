@@ -89,7 +89,8 @@ def main() -> None:
         f"- Maps are {scaled.nbytes_share:.5f} of the real ones, and a step takes that share of the real one's time;"
         f" link {LINK_BYTES_PER_S / 1e9:.0f} GB/s each way. Bytes and seconds below are divided by it.",
         "- Not in it: workspaces of kernels, what a copy costs the compute beside it, the time of the host.",
-        "- vDNN (MICRO 2016, abstract) states a loss of 18 % for VGG-16 (256), which takes 28 GB, in 12 GB of a Titan X.",
+        "- vDNN (MICRO 2016, abstract) states a loss of 18 % for VGG-16 (256), which takes 28 GB, in 12 GB of a"
+        " Titan X.",
     )
     record.table(HEAD, rows(scaled, asked.machines))
     if asked.save is not None:

@@ -19,6 +19,7 @@ The disk lies behind the host: worker threads carry bytes on from page-locked me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
@@ -130,20 +131,23 @@ class StreamTransfers:
     def close(self, *, finish: bool = True) -> None:
         self._to_disk.stop(finish=finish)
         self._from_disk.stop(finish=finish)
-        for stream in (self._out, self._in):
-            self._ops.synchronize(self._ops.record(stream))
+        with suppress(torch.AcceleratorError):  # of a device that is gone, nothing is under way
+            for stream in (self._out, self._in):
+                self._ops.synchronize(self._ops.record(stream))
         for store in self.stores.values():
             store.close()
 
     def abandon(self, ticket: StreamTicket) -> None:
         """A ticket goes. Copies it did not wait for go on: their device memory and their host place are not reused
         before. A later copy out may get the host place, so that stream waits for the copy in. What they bring is read
-        by nobody; what they touch must not be another's by then, nor given back to the system."""
-        if ticket.source is not None:
-            self._ops.record_stream(ticket.source, self._out)
-        if ticket.target is not None and ticket.fetched is not None:
-            self._ops.record_stream(ticket.target, self._in)
-            self._ops.wait(self._out, ticket.fetched)
+        by nobody; what they touch must not be another's by then, nor given back to the system. Of a device that is gone
+        nothing is."""
+        with suppress(torch.AcceleratorError):
+            if ticket.source is not None:
+                self._ops.record_stream(ticket.source, self._out)
+            if ticket.target is not None and ticket.fetched is not None:
+                self._ops.record_stream(ticket.target, self._in)
+                self._ops.wait(self._out, ticket.fetched)
 
     def _copy_out(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> StreamEvent:
         with self._meter_to_host.timing(source.numel()):
