@@ -1,9 +1,9 @@
 """What to say when a device fails in mid-step: it runs out of memory, or answers no more.
 
-Enters: PyTorch's error, and the plan that was followed. Leaves: one error with the numbers: what was asked for, what the
-plan takes, what the device has, who holds it. A plan keeps its bytes, so somebody else has them: other tensors of this
-process, what its allocator keeps between blocks, another process. A device that was reset fails every call from then
-on, whichever comes next: in a copy, in a wait, in a thread that carries bytes to the disk. Asked once more it tells.
+Enters: PyTorch's error, and the plan that was followed. Leaves: one error with the numbers: what was asked for, what
+the plan takes, what the device has, who holds it. A plan keeps its bytes, so somebody else has them: other tensors of
+this process, what its allocator keeps between blocks, another process. A device that was reset fails every call from
+then on, whichever comes next: a copy, a wait, one in a thread that carries bytes to disk. Asked once more it tells.
 """
 
 from __future__ import annotations
