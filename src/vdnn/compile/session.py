@@ -18,6 +18,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from vdnn.capture.ops.nondeterministic import nondeterministic
 from vdnn.compile.budget_part import BudgetPart
 from vdnn.compile.device_room import DeviceRoom
 from vdnn.compile.disk_room import DiskRoom
@@ -329,7 +330,9 @@ def _piece(executor: Executor) -> Piece:
     if not executor.plan.problem.is_exact:
         inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))
-    return Piece(graph.name, predicted, _measured(executor), *found, inexact)
+    where = executor.edition.where
+    differing = () if where == CPU else nondeterministic(((op.target, op.name) for op in graph.ops), where.type)
+    return Piece(graph.name, predicted, _measured(executor), *found, inexact, differing)
 
 
 def _arena(counts: MemoryCounts | None) -> ArenaPart | None:
