@@ -16,7 +16,8 @@ from torch import Tensor
 import vdnn
 from cpu.equivalence import Outcome, assert_same, train
 from device.chains import MAP_NBYTES, Chain, chain
-from vdnn.errors import DeviceLost
+from vdnn.errors import DeviceLost, TierFailed
+from vdnn.runtime.device_failures import told_with_numbers
 from vdnn.runtime.journeys import Journeys
 from vdnn.runtime.runtime import shared_runtime
 
@@ -151,3 +152,15 @@ def test_an_exception_between_forward_and_backward_leaves_nothing_behind(
 
 def refuses(loss: Tensor) -> None:
     raise Refused
+
+
+@pytest.mark.parametrize("error", [TierFailed("no event"), torch.AcceleratorError("a kernel")])
+def test_an_error_of_a_device_that_answers_is_its_own(error: Exception, vdev: ModuleType) -> None:
+    """What fails in a thread that carries bytes to disk is heard as the tier's failure."""
+    plan, where = vdnn.plan(*chain("cpu"), hardware="titan-x"), torch.device("vdev:0")
+    with pytest.raises(type(error)) as found, told_with_numbers("forward", plan, where):
+        raise error
+    assert found.value is error
+    vdev.set_lost(True)
+    with pytest.raises(DeviceLost, match="lost vdev:0"), told_with_numbers("forward", plan, where):
+        raise error

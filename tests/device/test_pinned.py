@@ -17,7 +17,12 @@ from device.chains import DEPTH, MAP_NBYTES, chain
 from vdnn.api import session_of
 from vdnn.calibrate.this_machine import this_machine
 from vdnn.errors import Infeasible
+from vdnn.hardware.clocks import DeviceClock
 from vdnn.runtime.runtime import shared_runtime
+from vdnn.runtime.tiers.host import HostStore
+from vdnn.runtime.transfers import stream_meter
+from vdnn.runtime.transfers.streams import StreamTransfers
+from vdnn.runtime.transfers.transit import TransitMemory
 from vdnn.units import MiB
 
 OFFLOAD: dict[str, Any] = {"strategy": "offload", "budget": "65%", "hardware": "titan-x", "costs": "roofline"}
@@ -95,3 +100,40 @@ def test_what_copies_of_streams_take_is_seen_by_who_plans(vdev: ModuleType) -> N
     assert out.num_copies == back.num_copies > DEPTH // 4
     assert out.bytes_per_s == pytest.approx(1e9)
     assert back.bytes_per_s == pytest.approx(1e9)
+
+
+def test_moments_of_copies_that_nobody_asks_for_do_not_pile_up(
+    vdev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream_meter, "MOST_AHEAD", 10)
+    model, args = chain()
+    virtual = vdnn.virtualize(model, replan=False, **OFFLOAD)
+    vdev.set_blocking(True)
+    for _ in range(8):
+        virtual(*args).backward()
+    transfers = session_of(virtual).transfers()
+    assert isinstance(transfers, StreamTransfers)
+    assert len(transfers._meter_to_host._ahead) <= 10
+
+
+def test_memory_on_the_way_to_disk_makes_room_for_another_size(vdev: ModuleType) -> None:
+    transit = TransitMemory(DeviceClock(torch.device("vdev:0")), HostStore().memory, 4 * MiB)
+    for nbytes in (3 * MiB, MiB, 2 * MiB, 4 * MiB):
+        taken = transit.take(nbytes)
+        assert taken.is_pinned()
+        assert taken.numel() == nbytes
+        del taken
+    held = [transit.take(2 * MiB) for _ in range(3)]
+    assert [tensor.is_pinned() for tensor in held] == [True, True, False]
+    assert vdev.pinned_nbytes()[1] <= 4 * MiB
+
+
+def test_a_refusal_is_told_once_and_nobody_asks_again(vdev: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    vdev.set_most_pinned(0)
+    host = HostStore()
+    for _ in range(3):
+        host.memory(MiB)
+    vdev.set_most_pinned(None)
+    assert not host.memory(MiB).is_pinned()
+    assert host.ordinary_nbytes == 4 * MiB
+    assert caplog.text.count("refuses to page-lock") == 1

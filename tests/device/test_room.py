@@ -102,3 +102,13 @@ def test_a_strategy_that_was_named_is_kept_within_what_is_free(vdev: ModuleType)
     plan = executors(virtual)[0].plan
     assert plan.strategy == "offload"
     assert plan.problem.budget_nbytes == room_of(virtual).nbytes
+
+
+def test_what_the_allocator_keeps_and_nobody_uses_is_free_for_a_model() -> None:
+    model, args = chain()
+    own_nbytes = sum(tensor.nbytes for tensor in (*model.parameters(), *args))
+    free, _ = accelerator.get_memory_info()
+    torch.empty(8 * MAP_NBYTES, dtype=torch.uint8, device="vdev")  # and given back to the allocator
+    virtual = vdnn.virtualize(model, hardware="titan-x")
+    virtual(*args).backward()
+    assert room_of(virtual).usable_nbytes >= free + own_nbytes

@@ -17,6 +17,9 @@ import torch
 from vdnn.hardware.clocks import Clock
 from vdnn.hardware.observed_links import ObservedLink
 
+MOST_AHEAD = 256
+"""Copies whose moments are kept before the device has passed them: more than a step has."""
+
 
 class StreamMeter:
     """Without a clock nothing is timed."""
@@ -35,6 +38,8 @@ class StreamMeter:
         begin = self._moment(self._clock)
         yield
         self._ahead.append((begin, self._moment(self._clock), nbytes))
+        if len(self._ahead) > MOST_AHEAD:
+            self._read()  # where nobody asks, moments would pile up
 
     def _moment(self, clock: Clock) -> Any:
         with self._stream:
@@ -43,6 +48,10 @@ class StreamMeter:
     @property
     def observed(self) -> ObservedLink:
         """Of the copies that are done."""
+        self._read()
+        return self._seen
+
+    def _read(self) -> None:
         with self._lock:
             while self._clock is not None and self._ahead and self._clock.is_past(self._ahead[0][1]):
                 begin, end, nbytes = self._ahead.popleft()
@@ -50,4 +59,3 @@ class StreamMeter:
                 self._seen = ObservedLink(
                     seen.tier, seen.is_back, seen.num_copies + 1, seen.nbytes + nbytes, seen.busy_s + busy_s
                 )
-            return self._seen
