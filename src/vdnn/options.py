@@ -49,7 +49,8 @@ class Options:
     budget: Amount | Budget | None = field(
         default=None,
         metadata=described(
-            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound.",
+            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound; on"
+            " an accelerator without ample room, what is free there less a sixteenth.",
             metavar="BYTES",
         ),
     )
@@ -131,7 +132,10 @@ class Options:
     """Each fused kernel is held to 1e-5 of eager mode; results differ by the order of sums."""
 
     host_budget: Amount | None = field(
-        default=None, metadata=described("Host memory that an accelerator's feature maps may take. Default: all.")
+        default=None,
+        metadata=described(
+            "Page-locked host memory that an accelerator's maps may take. Default: half of all there is."
+        ),
     )
     disk_budget: Amount | None = field(
         default=None, metadata=described("Disk that feature maps may take. Default: all.", metavar="BYTES")
