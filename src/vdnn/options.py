@@ -49,8 +49,8 @@ class Options:
     budget: Amount | Budget | None = field(
         default=None,
         metadata=described(
-            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound; on"
-            " an accelerator without ample room, what is free there less a sixteenth.",
+            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound;"
+            " on an accelerator without ample room, what is free there less a sixteenth.",
             metavar="BYTES",
         ),
     )
