@@ -112,3 +112,27 @@ def test_what_the_allocator_keeps_and_nobody_uses_is_free_for_a_model() -> None:
     virtual = vdnn.virtualize(model, hardware="titan-x")
     virtual(*args).backward()
     assert room_of(virtual).usable_nbytes >= free + own_nbytes
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_step_that_runs_out_of_memory_all_the_same_leaves_more_to_the_next(
+    sample: bool, vdev: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the reserve is for takes more than the reserve: another process takes some when all is planned."""
+    monkeypatch.setattr(device_room, "RESERVE_SHARE", 1 / 8)
+    model, args = chain()
+    vdev.set_limit(accelerator.memory_reserved() + 12 * MAP_NBYTES)
+    virtual = vdnn.virtualize(model, **({"sample": args} if sample else {}), hardware="titan-x", costs="roofline")
+    virtual(*args).backward()
+    model.zero_grad()
+    before = room_of(virtual)
+    accelerator.empty_cache()
+    vdev.set_others(2 * MAP_NBYTES)
+    with pytest.raises(torch.OutOfMemoryError, match="ran out of memory on vdev:0"):
+        virtual(*args).backward()
+    gc.collect()
+    model.zero_grad()
+    virtual(*args).backward()
+    after = room_of(virtual)
+    assert after.reserve_nbytes == 2 * before.reserve_nbytes
+    assert after.nbytes == before.nbytes - before.reserve_nbytes == executors(virtual)[0].plan.problem.budget_nbytes

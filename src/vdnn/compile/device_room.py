@@ -31,6 +31,9 @@ RESERVE_SHARE = 1 / 16
 what little is computed outside. Assumed until real devices have been measured. A budget that is named leaves as little
 as one likes."""
 
+MOST_RESERVED = 0.5
+"""Of what is free: a device on which more than that is lost is not one whose memory this process shares out."""
+
 AMPLE_SHARE = 0.5
 """Of the room: a plan without a budget knows no workspaces of ops, and keeps everything unasked only where they may be
 as large as all that it does know."""
@@ -44,6 +47,7 @@ class DeviceRoom:
     def __init__(self, where: torch.device) -> None:
         self._where = where
         self.found: RoomPart | None = None
+        self._num_before = 0
 
     def of(self, plan: Plan) -> RoomPart:
         if self.found is None:
@@ -62,11 +66,37 @@ class DeviceRoom:
             self.found = replace(self.found, is_needed=True)
             log.info("%s", self.found.words)
 
+    def begin(self) -> None:
+        """What ran out of memory so far were trials, or others' steps."""
+        self._num_before = _num_out_of_memory(self._where)
+
+    def leave_more(self) -> bool:
+        """Whether something ran out of memory on the device since steps began; then as much again is left."""
+        if self.found is None or _num_out_of_memory(self._where) <= self._num_before:
+            return False
+        self.begin()
+        torch.accelerator.empty_cache()  # what the step that failed has left with the allocator
+        if not self.found.is_needed:
+            self.need()
+            return True
+        usable_nbytes = self.found.usable_nbytes
+        reserve_nbytes = min(2 * self.found.reserve_nbytes, int(MOST_RESERVED * usable_nbytes))
+        is_more = reserve_nbytes > self.found.reserve_nbytes
+        self.found = replace(self.found, nbytes=usable_nbytes - reserve_nbytes, reserve_nbytes=reserve_nbytes)
+        log.warning("%s ran out of memory, and leaves more of it from now on. %s", self._where, self.found.words)
+        return is_more
+
 
 def plan_on_device(plan_within: Callable[[Options], PlannedStep], asked: Options, room: DeviceRoom) -> PlannedStep:
     """What `plan_within` decides under these options, within the device's room where more than that is not there."""
     if asked.budget is not None or asked.plan is not None:
         return plan_within(asked)
+    planned = _planned(plan_within, asked, room)
+    room.begin()
+    return planned
+
+
+def _planned(plan_within: Callable[[Options], PlannedStep], asked: Options, room: DeviceRoom) -> PlannedStep:
     if room.options(asked) is asked:
         planned = plan_within(asked)
         plan = planned.plan
@@ -90,3 +120,8 @@ def _room_beside(plan: Plan, where: torch.device) -> RoomPart:
     usable_nbytes = free_nbytes + own_nbytes
     reserve_nbytes = int(RESERVE_SHARE * usable_nbytes)
     return RoomPart(str(where), max(usable_nbytes - reserve_nbytes, 1), usable_nbytes, reserve_nbytes, device_nbytes)
+
+
+def _num_out_of_memory(where: torch.device) -> int:
+    """How often the allocator had to say so; 0 where it does not count that."""
+    return int(torch.accelerator.memory_stats(where).get("num_ooms", 0))

@@ -223,7 +223,8 @@ class Session:
     def begins_again(self) -> bool:
         """Whether what was captured is out of date, and forgotten now: the front end captures again."""
         has_another_part = self.part is not None and self.part.is_worth_another_plan()
-        if not (self.seen.is_stale or has_another_part):
+        has_less_room = self.device_room.leave_more()
+        if not (self.seen.is_stale or has_another_part or has_less_room):
             return False
         if self.seen.is_stale:
             self.seen.begin_again()
