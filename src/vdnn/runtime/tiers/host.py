@@ -96,10 +96,7 @@ class HostStore:
         nbytes = self._slab_nbytes
         if self.capacity_nbytes is not None:
             nbytes = min(nbytes, self.capacity_nbytes - index * self._slab_nbytes)
-        slab = self.memory(nbytes)
-        if not slab.is_pinned():
-            prefer_huge_pages(slab.data_ptr(), nbytes)
-        return slab
+        return self.memory(nbytes)
 
     def memory(self, nbytes: int) -> torch.Tensor:
         """From the system, page-locked if that is wanted and can be had."""
@@ -116,8 +113,9 @@ class HostStore:
                     f"the {self.name} tier got no memory from the system: {format_nbytes(nbytes)} were asked for,"
                     f" {format_nbytes(self.used_nbytes)} are used. Lower host_budget. ({error})"
                 ) from error
-            self.ordinary_nbytes += nbytes if self._is_refused else 0
-            return found
+        self.ordinary_nbytes += nbytes if self._is_refused else 0
+        prefer_huge_pages(found.data_ptr(), nbytes)
+        return found
 
     def _note_refusal(self, nbytes: int, error: RuntimeError) -> None:
         self._is_refused, reason = True, (str(error).strip().splitlines() or [type(error).__name__])[0]
