@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,16 +56,13 @@ def test_without_a_disk_to_go_to_a_host_budget_that_is_too_small_is_named(tmp_pa
         vdnn.virtualize(model, sample=args, host_budget=MiB, disk_budget=MiB, spill_dir=str(tmp_path), **OFFLOAD)
 
 
-@pytest.mark.parametrize("disk_budget", [None, MiB])
-def test_a_tensor_cache_whose_host_is_full_goes_to_disk_and_says_when_that_is_full_too(
-    disk_budget: int | None, vdev: ModuleType, tmp_path: Path
-) -> None:
+def test_a_tensor_cache_whose_host_is_full_goes_to_disk(vdev: ModuleType, tmp_path: Path) -> None:
     model, args = chain()
     tiers: dict[str, Any] = {"hardware": "titan-x", "host_budget": 2 * MiB, "spill_dir": str(tmp_path)}
-    cache = vdnn.tensor_cache(10 * MiB, disk_budget=disk_budget, **tiers)
-    full = pytest.raises(Infeasible, match=r"(?s)cannot stay within.*Raise disk_budget")
-    with nullcontext() if disk_budget is None else full, cache:
+    cache = vdnn.tensor_cache(10 * MiB, **tiers)
+    with cache:
         model(*args).backward()
+    assert cache.findings.sent_nbytes > 2 * MiB
     assert 0 < vdev.pinned_nbytes()[1] <= 2 * MiB
 
 
