@@ -52,8 +52,9 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     `budget` is a number of bytes or text such as "12GiB", or "80%" of what keeping everything takes. It bounds the peak
     of a step on the device, parameters and gradients included, and what an optimizer keeps beside them where
     `optimizer` names one ("adam", "momentum", ...). A `vdnn.Budget` is one for several models: all that they have alive
-    at once stays within it. `strategy` chooses how it is kept: "auto" weighs all mechanisms;
-    see `vdnn.plan.strategies` for the others.
+    at once stays within it. Without one everything is kept; on an accelerator that may not have room for that, steps
+    are held to what is free there, less a reserve, and the report says so. `strategy` chooses how it is kept: "auto"
+    weighs all mechanisms; see `vdnn.plan.strategies` for the others.
 
     `sample`, the arguments of one step, has the whole step captured ahead of time and now; without it the model is
     captured when it is called, in pieces where Python gets in the way. `fullgraph=True` refuses such models and names

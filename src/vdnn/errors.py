@@ -70,6 +70,11 @@ class TierFailed(VdnnError, OSError):
     """Reading from or writing to a slower tier failed. Names the tier, the bytes and the system's own words."""
 
 
+class DeviceLost(VdnnError, RuntimeError):
+    """The accelerator answers no call of this process any more: it was reset, or has failed. Names the step and the
+    device, with the device's own words."""
+
+
 class Infeasible(VdnnError, ValueError):
     """No plan fits the budget. Carries the smallest budget that works, and in `way_out` what else would help, for who
     says it again with more in the account."""

@@ -19,6 +19,7 @@ from vdnn.codecs import LOSSY_FORMATS
 from vdnn.environment import disk_dir
 from vdnn.errors import InvalidInput
 from vdnn.hardware.device import THIS_MACHINE, Hardware, Tier, bounded
+from vdnn.hardware.page_locked import with_transit
 from vdnn.hardware.presets import preset
 from vdnn.plan.files.saved import opened
 from vdnn.plan.model.budget import parse_share
@@ -48,7 +49,8 @@ class Options:
     budget: Amount | Budget | None = field(
         default=None,
         metadata=described(
-            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound.",
+            "What the peak must stay within, as in 12GiB, or 45% of what keeping everything takes. Default: no bound;"
+            " on an accelerator without ample room, what is free there less a sixteenth.",
             metavar="BYTES",
         ),
     )
@@ -130,7 +132,10 @@ class Options:
     """Each fused kernel is held to 1e-5 of eager mode; results differ by the order of sums."""
 
     host_budget: Amount | None = field(
-        default=None, metadata=described("Host memory that an accelerator's feature maps may take. Default: all.")
+        default=None,
+        metadata=described(
+            "Page-locked host memory that an accelerator's maps may take. Default: half of all there is."
+        ),
     )
     disk_budget: Amount | None = field(
         default=None, metadata=described("Disk that feature maps may take. Default: all.", metavar="BYTES")
@@ -224,7 +229,8 @@ class Options:
         machine = _this_machine(self.spill_dir, where) if self.hardware is None else self.hardware
         machine = preset(machine) if isinstance(machine, str) else machine
         bounds = {"host": self.host_budget, "disk": self.disk_budget}
-        return replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
+        known = replace(machine, tiers=tuple(_bounded(tier, bounds.get(tier.name)) for tier in machine.tiers))
+        return known if where == "cpu" else with_transit(known)
 
     def on_known_machine(self, *, runs: bool = False, where: str = "cpu") -> Options:
         """With the machine looked up, and a saved plan read. To be called before tracing starts: while AOTAutograd

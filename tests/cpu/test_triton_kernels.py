@@ -367,10 +367,11 @@ TARGETS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", TARGETS)
 def test_every_kernel_compiles_for_a_gpu_without_flushing_or_fusing(gpu: str, tmp_path: Path) -> None:
-    """A flushed subnormal or a fused multiply-add would change bits, and the interpreter would not show it."""
+    """A flushed subnormal or a fused multiply-add would change bits, and the interpreter would not show it. In every
+    format: an older GPU has no instructions for some."""
     target, *inexact = TARGETS[gpu]
     with child(compile_only, str(tmp_path)) as pool:
-        kernels = pool.submit(compiled, *target, calls(5000, ("fp10", "fp16"))).result()
+        kernels = pool.submit(compiled, *target, calls(5000)).result()
     assert {name for name, assembly, size in kernels if size == 0 or any(word in assembly for word in inexact)} == set()
     assert {name for name, *_ in kernels} == all_kernels()
 

@@ -135,8 +135,8 @@ def a_full_disk_has_room_when_the_copy_in_of_a_dropped_ticket_is_done(stage: Sta
 
 def page_locked_memory_on_its_way_to_disk_is_bounded(stage: Stage) -> None:
     transfers = stage.open()
-    stage.parts.streams.TRANSIT_NBYTES = 2 * NBYTES
-    stage.disk_is_late(write_units=1)
+    transfers.transit.most_nbytes = 2 * NBYTES
+    stage.disk_is_late(write_units=4)  # by more than a copy to ordinary memory holds the host up
     for _ in range(4):
         transfers.send(stage.made()[0], "disk")
         assert stage.disk.num_unwritten <= 2, f"{stage.disk.num_unwritten} maps are on their way to disk"

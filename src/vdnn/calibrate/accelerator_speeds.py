@@ -73,6 +73,8 @@ class AcceleratorSpeeds:
     host_nbytes: int
     codecs: tuple[CodecSpeed, ...] = ()
     others_share: float = 0.0
+    free_nbytes: int = 0
+    """Before the trials."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,7 +82,7 @@ class AcceleratorSpeeds:
 
 def measure_accelerator(where: torch.device, trials: AcceleratorTrials = THOROUGH_TRIALS) -> AcceleratorSpeeds:
     """Run every trial on this device."""
-    share = others_share()
+    share, (free_nbytes, device_nbytes) = others_share(), memory_nbytes(where)
     with torch.no_grad(), torch.accelerator.device_index(where.index):
         links = _Links(where, trials)
         out, back = links.beside(links.out), links.beside(links.back)
@@ -88,7 +90,7 @@ def measure_accelerator(where: torch.device, trials: AcceleratorTrials = THOROUG
         return AcceleratorSpeeds(
             device=str(where),
             name=device_name(where),
-            nbytes=memory_nbytes(where)[1],
+            nbytes=device_nbytes,
             torch_version=torch_version(),
             gemm_flops_per_s=_gemm_rate(where, trials),
             copy_bytes_per_s=_copy_rate(where, trials),
@@ -101,6 +103,7 @@ def measure_accelerator(where: torch.device, trials: AcceleratorTrials = THOROUG
             host_nbytes=int(PINNED_SHARE * ram_nbytes()),
             codecs=codec_speeds(where),
             others_share=share(),
+            free_nbytes=free_nbytes,
         )
 
 
@@ -245,7 +248,13 @@ def _line(nbytes: int, large_s: float, small_s: float, drag: float) -> BesideCom
 
 def _host_buffers(nbytes: int) -> tuple[list[torch.Tensor], bool]:
     """Two of them, and whether they are page-locked."""
+    ordinary = [torch.ones(nbytes, dtype=torch.uint8) for _ in range(2)]
     try:
-        return [torch.ones(nbytes, dtype=torch.uint8).pin_memory() for _ in range(2)], True
+        return [buffer.pin_memory() for buffer in ordinary], True
     except RuntimeError:
-        return [torch.ones(nbytes, dtype=torch.uint8) for _ in range(2)], False
+        return ordinary, False
+
+
+def can_page_lock(nbytes: int = QUICK_TRIALS.link_nbytes) -> bool:
+    """Whether the system lets this process have page-locked memory now."""
+    return _host_buffers(nbytes)[1]

@@ -20,6 +20,7 @@ from vdnn.calibrate.accelerator_speeds import (
     QUICK_TRIALS,
     AcceleratorSpeeds,
     accelerator_hardware,
+    can_page_lock,
     links_of,
     measure_accelerator,
     memory_nbytes,
@@ -73,17 +74,19 @@ def _around(where: str, host: Measurements) -> Hardware:
 
 
 def _speeds_of(device: str) -> AcceleratorSpeeds | None:
-    """As they are remembered of a device of that name, or measured now; None where it has no room to be measured in."""
+    """As they are remembered of a device of that name, or measured now; None where it has no room to be measured in.
+    Copies to and from memory that cannot be page-locked are others than those that were measured where it could."""
     import torch
 
     path, where = cache_dir() / _ACCELERATORS_FILE, torch.device(device)
     known, name = _load(path, _ACCELERATORS, links_of), printable(f"{device_name(where)} | {torch_version()}")
-    if name in known:
+    if name in known and known[name].is_pinned == can_page_lock():
         return replace(known[name], device=device, nbytes=memory_nbytes(where)[1])
     try:
         found = measure_accelerator(where, QUICK_TRIALS)
     except torch.OutOfMemoryError as error:
-        log.warning("%s is too full to be measured, and is taken to be a %s: %s", where, ASSUMED_ACCELERATOR, error)
+        words = str(error)  # the error itself holds the trials, and a log may be kept
+        log.warning("%s is too full to be measured, and is taken to be a %s: %s", where, ASSUMED_ACCELERATOR, words)
         return None
     finally:
         torch.accelerator.empty_cache()  # the room of the trials is the step's

@@ -20,6 +20,7 @@ from vdnn.capture.lower import lower
 from vdnn.capture.nodes import forget_origins
 from vdnn.capture.stand_ins import forget_fake_results
 from vdnn.capture.tidy.passes import tidy
+from vdnn.compile.device_room import plan_on_device
 from vdnn.compile.disk_room import plan_in_room
 from vdnn.compile.estimate import VARIANTS_S, estimate
 from vdnn.compile.executable import edition_of, exact_rerun_of
@@ -66,6 +67,8 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
         plan_within = partial(_plan_beside_shapes, step, session, planner=planner)
         in_room = partial(plan_in_room, plan_within, room=session.disk_room)
         within = in_room if session.part is None else partial(session.part.plan_within, in_room)
+        if step.where != CPU:
+            within = partial(plan_on_device, within, room=session.device_room)
         planned = within(session.options)
     form, plan = planned.form, planned.plan
     session.precedent = precedent_of(form) or session.precedent

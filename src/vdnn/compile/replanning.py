@@ -251,7 +251,7 @@ class Replanner:
         )
         try:
             with PlannerProcess(is_background=is_background) as planner:
-                better = planner(Question(self._problem, self._session.options.chosen_strategy, is_anew=True))
+                better = planner(Question(self._problem, self._session.planning.chosen_strategy, is_anew=True))
         except Infeasible as reason:
             log.info("%s: no other plan: %s", self._name, reason)
             if not is_within_budget(plan, self._problem):

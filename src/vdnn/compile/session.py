@@ -18,7 +18,9 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from vdnn.capture.ops.nondeterministic import nondeterministic
 from vdnn.compile.budget_part import BudgetPart
+from vdnn.compile.device_room import DeviceRoom
 from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.eager_fallback import CacheOptions, EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
@@ -49,6 +51,7 @@ from vdnn.runtime.step_memory import (
     begin_step_library,
     open_step_memory,
 )
+from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.units import format_nbytes
 
@@ -124,7 +127,7 @@ class Session:
             begin_step_library()
         known = self.options = self._given.on_known_machine(runs=True, where=str(self.where))
         self._tiers = SharedTiers(shared_runtime(), self._asked_tiers())
-        self.disk_room = DiskRoom(self._tiers)
+        self.disk_room, self.device_room = DiskRoom(self._tiers), DeviceRoom(self.where)
         log.debug("%s computes on %s, which is %s", self.name, self.where, known.machine.name)
 
     def _asked_tiers(self) -> AskedTiers:
@@ -137,6 +140,11 @@ class Session:
         if self.where != CPU:
             return UnplannedMemory(f"{self.where} has an allocator of its own")
         return open_step_memory(within_budget=self.options.budget is not None)
+
+    @property
+    def planning(self) -> Options:
+        """What its steps are planned with: as asked, but for what the device has room for where nothing was named."""
+        return self.device_room.options(self.options)
 
     @property
     def is_bound(self) -> bool:
@@ -188,8 +196,9 @@ class Session:
         return any(executor.edition.trips for executor in self.executors)
 
     def observed_links(self) -> tuple[ObservedLink, ...]:
-        """What copies over each link took so far, this model's and those of others that share its tiers."""
-        return self.transfers().observed_links()
+        """What copies over each planned link took so far, this model's and those of others that share its tiers."""
+        known = {tier.name for tier in self.options.machine.tiers}
+        return tuple(link for link in self.transfers().observed_links() if link.tier in known)
 
     def called(self) -> AbstractContextManager[None]:
         """To be open while the model is called: models that have a Budget together hear of each other."""
@@ -214,7 +223,8 @@ class Session:
     def begins_again(self) -> bool:
         """Whether what was captured is out of date, and forgotten now: the front end captures again."""
         has_another_part = self.part is not None and self.part.is_worth_another_plan()
-        if not (self.seen.is_stale or has_another_part):
+        has_less_room = self.device_room.leave_more()
+        if not (self.seen.is_stale or has_another_part or has_less_room):
             return False
         if self.seen.is_stale:
             self.seen.begin_again()
@@ -291,7 +301,20 @@ class Session:
             arena=_arena(memory.counts()),
             missing=memory.missing,
             returns_freed=memory.returns_freed,
-            device=_device(self.where),
+            device=self._device(),
+        )
+
+    def _device(self) -> DevicePart | None:
+        if self.where == CPU:
+            return None
+        host = self.transfers().stores.get("host") if self.has_transfers() else None
+        return DevicePart(
+            str(self.where),
+            torch.accelerator.max_memory_allocated(self.where),
+            torch.accelerator.max_memory_reserved(self.where),
+            torch.accelerator.get_memory_info(self.where)[1],
+            self.device_room.found,
+            host.ordinary_nbytes if isinstance(host, HostStore) else 0,
         )
 
 
@@ -308,14 +331,9 @@ def _piece(executor: Executor) -> Piece:
     if not executor.plan.problem.is_exact:
         inexact = (f"the step with its {executor.plan.problem.form}", *inexact)
     found = (executor.measured.gradient_error, _density(executor))
-    return Piece(graph.name, predicted, _measured(executor), *found, inexact)
-
-
-def _device(where: torch.device) -> DevicePart | None:
-    if where == CPU:
-        return None
-    counts = torch.accelerator.max_memory_allocated(where), torch.accelerator.max_memory_reserved(where)
-    return DevicePart(str(where), *counts, torch.accelerator.get_memory_info(where)[1])
+    where = executor.edition.where
+    differing = () if where == CPU else nondeterministic(((op.target, op.name) for op in graph.ops), where.type)
+    return Piece(graph.name, predicted, _measured(executor), *found, inexact, differing)
 
 
 def _arena(counts: MemoryCounts | None) -> ArenaPart | None:

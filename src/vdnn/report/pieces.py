@@ -46,7 +46,8 @@ class Piece:
     """One captured graph of a model. `measured` is None until the piece has run a whole training step.
 
     `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse encodings.
-    `inexact` names the ops that run in a form whose bits are not the op's own.
+    `inexact` names the ops that run in a form whose bits are not the op's own, `nondeterministic` those whose kernels
+    may leave other bits in the next run, plain or not, as PyTorch lists them for the accelerator that computes.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Piece:
     gradient_error: GradientError | None = None
     density: Density | None = None
     inexact: tuple[str, ...] = ()
+    nondeterministic: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,29 @@ class ArenaPart:
 
 
 @dataclass(frozen=True, slots=True)
+class RoomPart:
+    """What a model without a budget is held to on its accelerator: what was free there for it, less a reserve. Plans
+    are made within it where more `is_needed` than it surely has."""
+
+    name: str
+    nbytes: int
+    usable_nbytes: int
+    reserve_nbytes: int
+    device_nbytes: int
+    is_needed: bool = False
+
+    @property
+    def words(self) -> str:
+        had = f"{format_nbytes(self.usable_nbytes)} of {format_nbytes(self.device_nbytes)}"
+        reserve = f"{format_nbytes(self.reserve_nbytes)} in reserve"
+        held = "steps are held to" if self.is_needed else "everything is kept, well within"
+        return (
+            f"No budget was named: {held} {format_nbytes(self.nbytes)}, which is what {self.name} had free for this"
+            f" model ({had}) less {reserve}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class DevicePart:
     """The memory of the accelerator that computes, as its allocator counts it: at most allocated and at most reserved
     since an op was last tried there, and all that the device has."""
@@ -43,6 +66,9 @@ class DevicePart:
     peak_allocated_nbytes: int
     peak_reserved_nbytes: int
     nbytes: int
+    room: RoomPart | None = None
+    ordinary_nbytes: int = 0
+    """Of the host's memory behind it: what was to be page-locked, and could not be."""
 
     def rows(self) -> Iterable[tuple[str, str, str]]:
         """As those of a process."""
@@ -50,6 +76,16 @@ class DevicePart:
         yield f"allocated on {self.name}, at most", format_nbytes(self.peak_allocated_nbytes), ""
         yield "reserved there, at most", format_nbytes(self.peak_reserved_nbytes), f"{ratio:.3f} x what was allocated"
         yield "memory of the device", format_nbytes(self.nbytes), ""
+
+    def sentences(self) -> Iterable[str]:
+        if self.room is not None:
+            yield self.room.words
+        if self.ordinary_nbytes:
+            nbytes = format_nbytes(self.ordinary_nbytes)
+            yield (
+                f"{nbytes} of the host tier are ordinary memory, since the system refused to page-lock more: copies of"
+                " it are slower and hold compute up."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,5 +132,7 @@ class ProcessPart:
         if self.missing:
             how = "; malloc returns what is freed" if self.returns_freed else ""
             yield f"Steps run without planned addresses: {self.missing}{how}."
+        if self.device is not None:
+            yield from self.device.sentences()
         if self.arena is not None and self.arena.num_moves_refused:
             yield f"The kernel refused to move the pages of {self.arena.num_moves_refused} blocks."

@@ -7,7 +7,7 @@ only repeats what words, columns and shades already say.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -213,8 +213,12 @@ def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
     prefix = f"{piece.name}: " if is_one_of_many else ""
     error, density = piece.gradient_error, piece.density
     if piece.inexact:
-        named = ", ".join(piece.inexact[:SHOWN_OPS]) + (", ..." if len(piece.inexact) > SHOWN_OPS else "")
-        yield f"{prefix}Inexact, as exact=False allows: sums in another order ({named})."
+        yield f"{prefix}Inexact, as exact=False allows: sums in another order ({_some(piece.inexact)})."
+    if piece.nondeterministic:
+        yield (
+            f"{prefix}PyTorch lists kernels of this device as nondeterministic, so that two plain steps may differ in"
+            f" last bits too: {_some(piece.nondeterministic)}."
+        )
     if error is not None and error.relative is not None:
         worst = f", at most {error.worst:.2g} ({error.worst_name})" if error.worst_name else ""
         yield f"{prefix}{_word(piece)}: the first step's gradients are {error.relative:.2g} off the exact ones{worst}."
@@ -224,6 +228,10 @@ def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
         too_dense = f"{density.num_too_dense} maps were denser and were kept whole" if density.num_too_dense else ""
         words = f"{prefix}Sparse maps: {density.planned:.0%} non-zero elements planned for, {density.densest:.0%} found"
         yield f"{words} at most{'; ' + too_dense if too_dense else ''}."
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN_OPS]) + (", ..." if len(names) > SHOWN_OPS else "")
 
 
 def _pieces_note(report: ReportData) -> Text:

@@ -21,8 +21,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -37,10 +36,10 @@ from vdnn.plan.model.findings import GradientError
 from vdnn.plan.model.surroundings import Surroundings
 from vdnn.plan.model.timeline import Timeline
 from vdnn.plan.plan import Plan
+from vdnn.runtime.device_failures import told_with_numbers
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
 from vdnn.runtime.journeys import Journeys, trips_of
-from vdnn.runtime.out_of_memory import out_of_memory_words
 from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.running_step import Step, running
@@ -315,11 +314,15 @@ class Executor:
         return True
 
     def _forward(self, args: list[Any]) -> Sequence[Any]:
+        with told_with_numbers("forward", self.plan, self.edition.where):
+            return self._run_forward(args)
+
+    def _run_forward(self, args: list[Any]) -> Sequence[Any]:
         if self.before_step is not None and not self._in_flight:
             self.before_step()
         self.measured.num_forward += 1
         self._make_ready()
-        with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half, self._numbers("forward"):
+        with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
             results = self._forward_of(args)
             half.hold(results[: len(results) - self.num_saved])
         return results
@@ -357,6 +360,10 @@ class Executor:
         return results
 
     def _backward(self, args: list[Any]) -> Sequence[Any]:
+        with told_with_numbers("backward", self.plan, self.edition.where):
+            return self._run_backward(args)
+
+    def _run_backward(self, args: list[Any]) -> Sequence[Any]:
         _refuse_double_backward()
         self.measured.num_backward += 1
         step = self._step_behind(args[HANDLE_POSITION])
@@ -364,7 +371,7 @@ class Executor:
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
         num_in_flight = max(len(self._in_flight), 1)
-        with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half, self._numbers("backward"):
+        with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half:
             found = Surroundings(num_in_flight, self._memory.outside_nbytes)
             gradients = self._backward_of(step, args)
             half.hold(gradients)
@@ -374,14 +381,6 @@ class Executor:
             remembered, step.remembered = step.remembered, None
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
         return gradients
-
-    @contextmanager
-    def _numbers(self, half: str) -> Iterator[None]:
-        """Where the device has less than its plan was made for, the error says what was planned and who has it."""
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            raise torch.OutOfMemoryError(out_of_memory_words(error, half, self.plan, self.edition.where)) from error
 
     def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:

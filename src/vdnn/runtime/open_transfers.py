@@ -14,8 +14,10 @@ import torch
 
 from vdnn.environment import disk_dir
 from vdnn.errors import InvalidInput
+from vdnn.hardware.clocks import DeviceClock
 from vdnn.hardware.device import Hardware, Tier
 from vdnn.hardware.emulated import NAME as EMULATED
+from vdnn.hardware.page_locked import transit_nbytes
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.tiers.store import Store
@@ -64,7 +66,9 @@ def open_transfers(asked: AskedTiers) -> Transfers:
     if stores:
         others = ", ".join(map(repr, stores))
         raise InvalidInput(f"an accelerator's streams carry to host and disk, and not to {others}")
-    return StreamTransfers(AcceleratorOps(torch.device(asked.device)), host, disk)
+    where = torch.device(asked.device)
+    most_nbytes = transit_nbytes(host.capacity_nbytes)
+    return StreamTransfers(AcceleratorOps(where), host, disk, transit_nbytes=most_nbytes, clock=DeviceClock(where))
 
 
 def _store(tier: Tier, asked: AskedTiers) -> Store:

@@ -63,9 +63,11 @@ struct VdevAllocator final : c10::DeviceAllocator {
     reset(index, [](Stat& stat) { stat.reset_peak(); });
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override {
-    std::lock_guard<std::mutex> lock(device_at(index).mutex);
-    size_t reserved = device_at(index).stats.reserved_bytes[0].current, limit = device_at(index).limit;
-    return {limit > reserved ? limit - reserved : 0, limit};
+    check_not_lost(index);
+    auto& device = device_at(index);
+    std::lock_guard<std::mutex> lock(device.mutex);
+    size_t taken = device.stats.reserved_bytes[0].current + device.others;
+    return {device.limit > taken ? device.limit - taken : 0, device.limit};
   }
 };
 
@@ -121,6 +123,11 @@ c10::DeviceAllocator* device_allocator() {
 void set_limit(int index, int64_t nbytes) {
   std::lock_guard<std::mutex> lock(device_at(index).mutex);
   device_at(index).limit = nbytes < 0 ? kDefaultLimit : static_cast<size_t>(nbytes);
+}
+
+void set_others(int index, int64_t nbytes) {
+  std::lock_guard<std::mutex> lock(device_at(index).mutex);
+  device_at(index).others = static_cast<size_t>(nbytes);
 }
 
 void set_segments(int64_t small_nbytes, int64_t large_nbytes) {

@@ -36,6 +36,17 @@ void sleep_on_stream(double seconds) {
   });
 }
 
+/* What is queued ends before the device is lost: nothing of a test runs beside the next one. */
+void set_lost(int64_t device, bool is_lost) {
+  if (is_lost) synchronize_device(static_cast<int>(device));
+  controls.is_lost[device] = is_lost;
+}
+
+void compute_takes(double seconds, int64_t label) {
+  auto& stream = current_stream(current_device());
+  stream.enqueue([&stream, seconds, label] { advance(stream, Span::kCompute, static_cast<double>(label), seconds); });
+}
+
 TORCH_LIBRARY(vdev, m) {
   m.def("install() -> ()", &install);
   m.def("synchronize_all() -> ()", &synchronize_all);
@@ -45,6 +56,19 @@ TORCH_LIBRARY(vdev, m) {
   m.def("set_limit(int device, int nbytes) -> ()", [](int64_t device, int64_t nbytes) {
     set_limit(static_cast<int>(device), nbytes);
   });
+  m.def("set_others(int device, int nbytes) -> ()", [](int64_t device, int64_t nbytes) {
+    set_others(static_cast<int>(device), nbytes);
+  });
+  m.def("set_most_pinned(int nbytes) -> ()", [](int64_t nbytes) { controls.most_pinned = nbytes; });
+  m.def("pinned_nbytes() -> int[]", []() -> std::vector<int64_t> {
+    auto stats = pinned_allocator()->get_stats();
+    return {stats.allocated_bytes.current, stats.allocated_bytes.peak};
+  });
+  m.def("reset_peak_pinned() -> ()", [] { pinned_allocator()->reset_peak_stats(); });
+  m.def("set_lost(int device, bool is_lost) -> ()", &set_lost);
+  m.def("begin_virtual_time(bool is_on) -> ()", &begin_virtual_time);
+  m.def("compute_takes(float seconds, int label) -> ()", &compute_takes);
+  m.def("virtual_spans() -> Tensor", &virtual_spans);
   m.def("set_segments(int small_nbytes, int large_nbytes) -> ()", [](int64_t small, int64_t large) {
     set_segments(small, large);
   });

@@ -60,7 +60,7 @@ struct Device {
   std::mutex mutex;
   int index;
   char* base;
-  size_t limit = kDefaultLimit, small_segment = 2 << 20, large_segment = 20 << 20;
+  size_t limit = kDefaultLimit, others = 0, small_segment = 2 << 20, large_segment = 20 << 20;
   std::map<size_t, size_t> unused; /* offset -> bytes of the range that belong to no segment */
   std::unordered_map<char*, Block*> taken;
   std::map<Place, std::set<Block*, BySize>> free;
@@ -112,7 +112,7 @@ struct Device {
     if (place.is_small && grain) whole = grain;
     else if (grain) whole = nbytes < grain / 2 ? grain : rounded_up(nbytes, 2 << 20);
     whole = rounded_up(whole, kRound);
-    if (static_cast<size_t>(stats.reserved_bytes[0].current) + whole > limit) return nullptr;
+    if (static_cast<size_t>(stats.reserved_bytes[0].current) + whole + others > limit) return nullptr;
     auto hole = unused.begin();
     size_t spaced = rounded_up(whole, kPage);
     while (hole != unused.end() && hole->second < spaced) ++hole;
@@ -138,6 +138,7 @@ struct Device {
   }
 
   void* allocate(size_t asked, int64_t stream, bool is_queued) {
+    check_not_lost(index);
     std::unique_lock<std::mutex> lock(mutex);
     settle();
     size_t nbytes = rounded_up(asked, kRound);
@@ -168,7 +169,7 @@ struct Device {
     auto reserved = stats.reserved_bytes[0].current, allocated = stats.allocated_bytes[0].current;
     TORCH_CHECK_WITH(
         OutOfMemoryError, false, "vdev out of memory: tried to allocate ", asked, " bytes. Device ", index, " has ", limit,
-        " bytes, of which ", reserved, " are reserved and ", allocated, " allocated.");
+        " bytes, of which ", reserved, " are reserved, ", allocated, " allocated, and ", others, " another process's.");
   }
 
   void release(char* address) {
@@ -219,7 +220,7 @@ struct Device {
   /* In the order of the block's stream: what runs on it before the free still finds the bytes. A kernel that runs in
      the caller has waited for its stream, and may take the block again before anything that is queued from here on. */
   void poison(Block& block) {
-    if (!controls.poison) return;
+    if (!controls.poison || controls.is_lost[index]) return;
     auto fill = [address = block.address, nbytes = block.nbytes] { std::memset(address, 0xFF, nbytes); };
     bool has_waited = kernel_stream && !kernel_is_queued && kernel_stream == &home(block);
     if (has_waited || block.place.is_queued || controls.blocking) return fill();

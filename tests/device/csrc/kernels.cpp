@@ -45,8 +45,10 @@ Tensor unowned(const Tensor& tensor) {
   return alias;
 }
 
-void over_the_link(size_t nbytes) {
+void over_the_link(size_t nbytes, Stream& stream, Span direction) {
   double rate = controls.copy_bytes_per_s;
+  auto n = static_cast<double>(nbytes);
+  if (controls.virtual_time) return advance(stream, direction, n, rate > 0 ? n / rate : 0);
   if (rate > 0) std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(nbytes) / rate));
 }
 
@@ -56,8 +58,9 @@ Tensor& copy_(Tensor& self, const Tensor& source, bool non_blocking) {
   bool is_across = self.is_cpu() || source.is_cpu();
   int device = (self.is_cpu() ? source : self).device().index();
   auto& stream = current_stream(device);
-  auto run = [target = unowned(self), from = unowned(from), is_across]() mutable {
-    if (is_across) over_the_link(from.nbytes());
+  auto direction = self.is_cpu() ? Span::kToHost : Span::kToDevice;
+  auto run = [target = unowned(self), from = unowned(from), is_across, direction, &stream]() mutable {
+    if (is_across) over_the_link(from.nbytes(), stream, direction);
     at::AutoDispatchBelowADInplaceOrView below;
     target.copy_(from);
   };

@@ -38,6 +38,11 @@ struct PinnedAllocator final : at::HostAllocator {
       block = std::move(at->second);
       freed.erase(at);
     } else {
+      int64_t most = controls.most_pinned;
+      if (most >= 0 && stats.allocated_bytes.current + static_cast<int64_t>(rounded) > most)
+        throw c10::AcceleratorError(
+            {__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, 2,
+            "vdev error: cannot page-lock " + std::to_string(rounded) + " bytes");
       void* found = mmap(nullptr, rounded, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       TORCH_CHECK(found != MAP_FAILED, "no memory to pin: ", rounded, " bytes");
       block = {static_cast<char*>(found), rounded, {}};

@@ -1,4 +1,9 @@
-/* Streams are threads, events are points in their queues; and the guard through which torch asks for both. */
+/* Streams are threads, events are points in their queues; and the guard through which torch asks for both.
+
+   Note: [Virtual time]
+   Each stream has a clock. What runs on it advances it: `advance` by what a test says a kernel takes, a copy between
+   host and device by its bytes over the link's rate, a wait to the clock of the event. The host takes no time. So the
+   duration of a step follows from the order of its work alone, on any machine, and `elapsed_time` tells it. */
 
 #include "vdev.h"
 
@@ -42,7 +47,14 @@ void sleep_us(int64_t us) {
 
 }  // namespace
 
+void check_not_lost(int device) {
+  if (!controls.is_lost[device]) return;
+  std::string words = "vdev error: device " + std::to_string(device) + " was reset, and nothing of it is left";
+  throw c10::AcceleratorError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, 719, std::move(words));
+}
+
 uint64_t Stream::enqueue(std::function<void()> item) {
+  check_not_lost(device);
   if (controls.blocking) {
     drain();
     sleep_us(controls.delay_us);
@@ -86,6 +98,7 @@ void Stream::work() {
 void Stream::wait(uint64_t ticket) {
   std::unique_lock<std::mutex> lock(mutex);
   changed.wait(lock, [&] { return done >= ticket; });
+  check_not_lost(device);
   if (error) std::rethrow_exception(std::exchange(error, nullptr));
 }
 
@@ -125,16 +138,24 @@ void synchronize_device(int device) {
 
 namespace {
 
+std::mutex spans_mutex;
+std::vector<std::array<double, 5>> spans;
+
 /* One recording of an event: a queue reaches it once. */
 struct Recorded {
+  int device;
   std::mutex mutex;
   std::condition_variable changed;
   bool is_reached = false;
   std::chrono::steady_clock::time_point at;
+  double clock_s = 0;
 
-  void reach() {
+  explicit Recorded(int device) : device(device) {}
+
+  void reach(double now_s) {
     std::lock_guard<std::mutex> lock(mutex);
     is_reached = true;
+    clock_s = now_s;
     at = std::chrono::steady_clock::now();
     changed.notify_all();
   }
@@ -153,9 +174,16 @@ struct Event {
 };
 
 std::shared_ptr<Recorded> record_on(Stream& stream) {
-  auto recorded = std::make_shared<Recorded>();
-  stream.enqueue([recorded] { recorded->reach(); });
+  auto recorded = std::make_shared<Recorded>(stream.device);
+  stream.enqueue([recorded, &stream] { recorded->reach(stream.clock_s); });
   return recorded;
+}
+
+void run_after(Stream& stream, std::shared_ptr<Recorded> recorded) {
+  stream.enqueue([recorded = std::move(recorded), &stream] {
+    recorded->wait();
+    stream.clock_s = std::max(stream.clock_s, recorded->clock_s);
+  });
 }
 
 int index_of(c10::Device device) { return device.index() < 0 ? current_device() : device.index(); }
@@ -203,17 +231,21 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void block(void* event, const c10::Stream& stream) const override {
     if (event == nullptr) return;
-    stream_of(stream).enqueue([recorded = static_cast<Event*>(event)->last] { recorded->wait(); });
+    run_after(stream_of(stream), static_cast<Event*>(event)->last);
   }
   bool queryEvent(void* event) const override {
+    if (event != nullptr) check_not_lost(static_cast<Event*>(event)->last->device);
     return event == nullptr || static_cast<Event*>(event)->last->query();
   }
   void synchronizeEvent(void* event) const override {
-    if (event != nullptr) static_cast<Event*>(event)->last->wait();
+    if (event == nullptr) return;
+    check_not_lost(static_cast<Event*>(event)->last->device);
+    static_cast<Event*>(event)->last->wait();
   }
   double elapsedTime(void* first, void* second, const c10::DeviceIndex) const override {
     auto begin = static_cast<Event*>(first)->last, end = static_cast<Event*>(second)->last;
     TORCH_CHECK(begin->query() && end->query(), "an event has not been reached yet");
+    if (controls.virtual_time) return 1e3 * (end->clock_s - begin->clock_s);
     return std::chrono::duration<double, std::milli>(end->at - begin->at).count();
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
@@ -229,8 +261,33 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
 void wait_for(Stream& waiting, Stream& other) {
   if (&waiting == &other) return;
-  auto recorded = record_on(other);
-  waiting.enqueue([recorded] { recorded->wait(); });
+  run_after(waiting, record_on(other));
+}
+
+void advance(Stream& stream, Span kind, double label, double seconds) {
+  double begin_s = stream.clock_s;
+  stream.clock_s += seconds;
+  std::lock_guard<std::mutex> lock(spans_mutex);
+  spans.push_back({static_cast<double>(stream.id), static_cast<double>(kind), label, begin_s, stream.clock_s});
+}
+
+void begin_virtual_time(bool is_on) {
+  for (int device = 0; device < kNumDevices; ++device) {
+    synchronize_device(device);
+    std::lock_guard<std::mutex> lock(streams_mutex);
+    for (auto& stream : pool(device).streams)
+      if (stream) stream->clock_s = 0;
+  }
+  std::lock_guard<std::mutex> lock(spans_mutex);
+  spans.clear();
+  controls.virtual_time = is_on;
+}
+
+at::Tensor virtual_spans() {
+  std::lock_guard<std::mutex> lock(spans_mutex);
+  auto found = at::empty({static_cast<int64_t>(spans.size()), 5}, at::dtype(at::kDouble).device(at::kCPU));
+  if (!spans.empty()) std::memcpy(found.data_ptr(), spans.data(), spans.size() * sizeof(spans[0]));
+  return found;
 }
 
 }  // namespace vdev

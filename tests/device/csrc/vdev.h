@@ -15,6 +15,7 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -42,6 +43,9 @@ struct Controls {
   std::atomic<int64_t> delay_us{0};        /* before every queued op */
   std::atomic<bool> poison{false};         /* freed memory is filled with 0xFF: NaN in every floating-point type */
   std::atomic<bool> blocking{false};       /* every op has ended when its call returns */
+  std::atomic<int64_t> most_pinned{-1};    /* bytes past which no memory can be page-locked; -1: nothing bounds it */
+  std::array<std::atomic<bool>, kNumDevices> is_lost{}; /* every call to such a device fails, as after a reset */
+  std::atomic<bool> virtual_time{false};   /* events tell the clocks of streams (Note: [Virtual time] in streams.cpp) */
 };
 inline Controls controls;
 
@@ -55,6 +59,7 @@ struct Stream {
   void drain() { wait(last_ticket()); }
   uint64_t last_ticket();
   bool reached(uint64_t ticket);
+  double clock_s = 0; /* its virtual time; only what runs on it changes it */
 
  private:
   std::mutex mutex;
@@ -72,6 +77,11 @@ Stream& current_stream(int device);
 Stream& stream_of(const c10::Stream& stream);
 c10::Stream as_c10(const Stream& stream);
 void synchronize_device(int device);
+void check_not_lost(int device); /* throws what torch raises as torch.AcceleratorError */
+enum class Span : int { kCompute, kToHost, kToDevice };
+void advance(Stream& stream, Span kind, double label, double seconds); /* to be run on the stream */
+void begin_virtual_time(bool is_on);
+at::Tensor virtual_spans();
 void wait_for(Stream& waiting, Stream& other); /* on the device: what is queued on `waiting` from here on runs after */
 
 /* While one lives, what the CPU allocator is asked for on this thread comes out of the device's memory. */
@@ -91,6 +101,7 @@ c10::DeviceAllocator* device_allocator();
 void release_block(void* address); /* the deleter of every block of a device, whoever asked for it */
 void install_allocators();
 void set_limit(int device, int64_t nbytes);
+void set_others(int device, int64_t nbytes); /* what another process has of it */
 void set_segments(int64_t small_nbytes, int64_t large_nbytes);
 
 at::HostAllocator* pinned_allocator();

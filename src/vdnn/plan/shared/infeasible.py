@@ -90,9 +90,16 @@ def bounds_of_tiers(problem: Problem) -> str:
     everything_nbytes = sum(storage.nbytes for storage in problem.graph.storages)
     rooms = {tier.name: tier.nbytes for tier in problem.hardware.tiers[1:] if tier.nbytes is not None}
     short = {name: nbytes for name, nbytes in rooms.items() if nbytes < everything_nbytes}
-    words = " and ".join(f"{format_nbytes(nbytes)} on {name}" for name, nbytes in short.items())
-    bounds = " (by its free space or disk_budget; spill_dir names another directory)" if "disk" in short else ""
-    return f", with room for {words}{bounds}" if words else ""
+    words = " and ".join(
+        f"{format_nbytes(nbytes)} on {name}{_BOUNDED_BY.get(name, '')}" for name, nbytes in short.items()
+    )
+    return f", with room for {words}" if words else ""
+
+
+_BOUNDED_BY = {
+    "host": " (by half of its memory or host_budget, less what the way to disk takes)",
+    "disk": " (by its free space or disk_budget; spill_dir names another directory)",
+}
 
 
 def _filling(plan: Plan) -> list[tuple[int, str]]:

@@ -3,11 +3,14 @@
 Enters: flat bytes in host memory, or pieces for an accelerator's copy engine. Leaves: the same bytes, later. The one
 idea: places are ranges of one row of bytes, and slab k lies under [k·S, (k+1)·S) of it, made when first written. A
 tensor never costs an allocation of its own, which matters because page-locked memory takes milliseconds to get. Where
-there is an accelerator the slabs are page-locked, so that copies to and from it run beside compute.
+there is an accelerator the slabs are page-locked, so that copies to and from it run beside compute. Where the system
+refuses that (a limit of the process, Windows' subsystem for Linux), they are ordinary memory: copies are slower and
+hold compute up, which is said once, counted, and seen by who times them.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 
@@ -18,6 +21,8 @@ from vdnn.runtime.tiers.ledger import Lease, Ledger
 from vdnn.runtime.tiers.raw_memory import move_bytes, prefer_huge_pages
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import MiB, format_nbytes
+
+log = logging.getLogger("vdnn")
 
 SLAB_NBYTES = 64 * MiB  # a few of the largest feature maps; the last slab, half empty on average, is what it wastes
 
@@ -42,7 +47,9 @@ class HostStore:
         self._slab_nbytes = slab_nbytes
         self._slabs: dict[int, torch.Tensor] = {}
         self._lock = threading.Lock()
-        self._is_closed = False
+        self._is_closed = self._is_refused = False
+        self.ordinary_nbytes = 0
+        """Of memory that was to be page-locked and is not."""
 
     def reserve(self, nbytes: int) -> HostPlace:
         self._check_open()
@@ -89,17 +96,36 @@ class HostStore:
         nbytes = self._slab_nbytes
         if self.capacity_nbytes is not None:
             nbytes = min(nbytes, self.capacity_nbytes - index * self._slab_nbytes)
+        return self.memory(nbytes)
+
+    def memory(self, nbytes: int) -> torch.Tensor:
+        """From the system, page-locked if that is wanted and can be had."""
         with without_torch_dispatch():  # the runtime's memory is not the model's: no tracker counts it
+            if self.pin and not self._is_refused:
+                try:
+                    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+                except RuntimeError as error:
+                    self._note_refusal(nbytes, error)
             try:
-                slab = torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self.pin)
+                found = torch.empty(nbytes, dtype=torch.uint8, device="cpu")
             except RuntimeError as error:
                 raise TierFailed(
                     f"the {self.name} tier got no memory from the system: {format_nbytes(nbytes)} were asked for,"
                     f" {format_nbytes(self.used_nbytes)} are used. Lower host_budget. ({error})"
                 ) from error
-        if not self.pin:
-            prefer_huge_pages(slab.data_ptr(), nbytes)
-        return slab
+        self.ordinary_nbytes += nbytes if self._is_refused else 0
+        prefer_huge_pages(found.data_ptr(), nbytes)
+        return found
+
+    def _note_refusal(self, nbytes: int, error: RuntimeError) -> None:
+        self._is_refused, reason = True, (str(error).strip().splitlines() or [type(error).__name__])[0]
+        log.warning(
+            "the %s tier goes on in ordinary memory, whose copies are slower and hold compute up: the system refuses to"
+            " page-lock %s more (%s). Raise the limit of locked memory (ulimit -l), or lower host_budget",
+            self.name,
+            format_nbytes(nbytes),
+            reason,
+        )
 
     def _check_open(self) -> None:
         if self._is_closed:

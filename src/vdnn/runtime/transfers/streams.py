@@ -19,21 +19,24 @@ The disk lies behind the host: worker threads carry bytes on from page-locked me
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
 
 from vdnn.errors import TierFull
+from vdnn.hardware.clocks import Clock
 from vdnn.hardware.observed_links import ObservedLink
+from vdnn.hardware.page_locked import TRANSIT_NBYTES
 from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.host import HostPlace, HostStore
 from vdnn.runtime.tiers.store import Place, Store
+from vdnn.runtime.transfers.stream_meter import StreamMeter
 from vdnn.runtime.transfers.stream_ops import StreamEvent, StreamOps
+from vdnn.runtime.transfers.transit import TransitMemory
 from vdnn.runtime.worker import CopyMeter, Job, Worker, naming
 from vdnn.torch_private import without_torch_dispatch
-from vdnn.units import GiB, format_nbytes
-
-TRANSIT_NBYTES = GiB  # page-locked memory on its way to disk or back before a copy waits for the disk to catch up
+from vdnn.units import format_nbytes
 
 
 class DiskHop:
@@ -66,9 +69,18 @@ class StreamTicket:
 
 
 class StreamTransfers:
-    """Drives `ops`; `host` should be page-locked, `disk` may be left out."""
+    """Drives `ops`; `host` should be page-locked, `disk` may be left out. Copies of streams are timed by `clock`, where
+    there is one."""
 
-    def __init__(self, ops: StreamOps, host: HostStore, disk: Store | None = None) -> None:
+    def __init__(
+        self,
+        ops: StreamOps,
+        host: HostStore,
+        disk: Store | None = None,
+        *,
+        transit_nbytes: int = TRANSIT_NBYTES,
+        clock: Clock | None = None,
+    ) -> None:
         self.stores: dict[str, Store] = {store.name: store for store in (host, disk) if store is not None}
         self.accounts = Accounts()
         self._ops = ops
@@ -76,7 +88,9 @@ class StreamTransfers:
         self._out, self._in = ops.new_stream(), ops.new_stream()
         self._to_disk, self._from_disk = Worker("vdnn-to-disk"), Worker("vdnn-from-disk")
         self._meter_out, self._meter_in = CopyMeter("disk", is_back=False), CopyMeter("disk", is_back=True)
-        self._transit_nbytes = 0
+        self.transit = TransitMemory(clock, host.memory, transit_nbytes)
+        self._meter_to_host = StreamMeter(host.name, clock, self._out, is_back=False)
+        self._meter_from_host = StreamMeter(host.name, clock, self._in, is_back=True)
 
     def send(self, source: torch.Tensor, tier: str, name: str = "") -> StreamTicket:
         assert tier in self.stores, f"no tier is called {tier!r}: there are {list(self.stores)}"
@@ -106,42 +120,48 @@ class StreamTransfers:
             with naming(ticket.name):
                 transit = self._finish_reading(ticket.place)
             self._copy_in(ticket, [transit])
+            self.transit.read_until(transit, ticket.fetched)
         self._ops.wait(self._ops.current_stream(), ticket.fetched)
         ticket.target = None
 
     def observed_links(self) -> tuple[ObservedLink, ...]:
-        """The disk's alone: what streams copy is timed by nobody here."""
-        return () if self._disk is None else (self._meter_out.observed, self._meter_in.observed)
+        disk = () if self._disk is None else (self._meter_out.observed, self._meter_in.observed)
+        return (self._meter_to_host.observed, self._meter_from_host.observed, *disk)
 
     def close(self, *, finish: bool = True) -> None:
         self._to_disk.stop(finish=finish)
         self._from_disk.stop(finish=finish)
-        for stream in (self._out, self._in):
-            self._ops.synchronize(self._ops.record(stream))
+        with suppress(torch.AcceleratorError):  # of a device that is gone, nothing is under way
+            for stream in (self._out, self._in):
+                self._ops.synchronize(self._ops.record(stream))
         for store in self.stores.values():
             store.close()
 
     def abandon(self, ticket: StreamTicket) -> None:
         """A ticket goes. Copies it did not wait for go on: their device memory and their host place are not reused
         before. A later copy out may get the host place, so that stream waits for the copy in. What they bring is read
-        by nobody; what they touch must not be another's by then, nor given back to the system."""
-        if ticket.source is not None:
-            self._ops.record_stream(ticket.source, self._out)
-        if ticket.target is not None and ticket.fetched is not None:
-            self._ops.record_stream(ticket.target, self._in)
-            self._ops.wait(self._out, ticket.fetched)
+        by nobody; what they touch must not be another's by then, nor given back to the system. Of a device that is gone
+        nothing is."""
+        with suppress(torch.AcceleratorError):
+            if ticket.source is not None:
+                self._ops.record_stream(ticket.source, self._out)
+            if ticket.target is not None and ticket.fetched is not None:
+                self._ops.record_stream(ticket.target, self._in)
+                self._ops.wait(self._out, ticket.fetched)
 
     def _copy_out(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> StreamEvent:
-        for piece, part in zip(pieces, _cut(source, pieces), strict=True):
-            self._ops.copy(self._out, piece, part)
+        with self._meter_to_host.timing(source.numel()):
+            for piece, part in zip(pieces, _cut(source, pieces), strict=True):
+                self._ops.copy(self._out, piece, part)
         return self._ops.record(self._out)
 
     def _copy_in(self, ticket: StreamTicket, pieces: Sequence[torch.Tensor]) -> None:
         assert ticket.target is not None
         self._ops.wait(self._in, ticket.sent)
         self._ops.wait(self._in, ticket.target_is_free)
-        for piece, part in zip(pieces, _cut(ticket.target, pieces), strict=True):
-            self._ops.copy(self._in, part, piece)
+        with self._meter_from_host.timing(ticket.target.numel()):
+            for piece, part in zip(pieces, _cut(ticket.target, pieces), strict=True):
+                self._ops.copy(self._in, part, piece)
         ticket.fetched = self._ops.record(self._in)
 
     def _send_to_disk(self, source: torch.Tensor, name: str) -> StreamTicket:
@@ -181,13 +201,10 @@ class StreamTransfers:
             return disk.reserve(nbytes)
 
     def _new_transit(self, nbytes: int) -> torch.Tensor:
-        """Page-locked memory from torch's own pool, which knows when a copy to or from it is done."""
-        self._transit_nbytes += nbytes
-        if self._transit_nbytes > TRANSIT_NBYTES:
+        """Where there is no room, what was given to the disk before has to arrive there."""
+        if not self.transit.has_room(nbytes):
             self._to_disk.drain()
-            self._transit_nbytes = nbytes
-        with without_torch_dispatch():
-            return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=self._host.pin)
+        return self.transit.take(nbytes)
 
 
 def _cut(whole: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
