@@ -12,12 +12,15 @@ import torch
 from vdnn.hardware.where import CPU
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
-from vdnn.runtime.step_memory.library import begin_step_library, step_library
-from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
+from vdnn.runtime.step_memory.device_memory import DeviceMemory
+from vdnn.runtime.step_memory.library import begin_step_library, device_library, step_library
+from vdnn.runtime.step_memory.step_memory import MemoryCounts, RunningHalf, StepMemory, UnplannedMemory
 
 __all__ = [
+    "DeviceMemory",
     "MappedMemory",
     "MemoryCounts",
+    "RunningHalf",
     "StepMemory",
     "UnplannedMemory",
     "begin_step_library",
@@ -26,10 +29,15 @@ __all__ = [
 ]
 
 
-def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMemory:
-    """Memory for the steps of one model; without the library, malloc's, which is told to return what is freed where a
-    budget is to be kept. That holds for the rest of the process, and is said before anything large is allocated
-    (Note: [The settings come first])."""
+def open_step_memory(where: torch.device = CPU, *, within_budget: bool = False) -> StepMemory | UnplannedMemory:
+    """Memory for the steps of one model. Without the library, an accelerator's is that of its own allocator, and the
+    CPU's is malloc's, which is told to return what is freed where a budget is to be kept. That holds for the rest of
+    the process, and is said before anything large is allocated (Note: [The settings come first])."""
+    if where != CPU:
+        on_device = device_library(where.type)
+        if on_device.functions is None:
+            return UnplannedMemory(on_device.missing)
+        return DeviceMemory(StepAllocator(on_device.functions, str(where)))
     library = step_library()
     if library.functions is not None:
         return StepMemory(StepAllocator(library.functions))
