@@ -16,7 +16,7 @@ every moment is close to the peak; best fit in the order of time leaves up to 56
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import exp
 from typing import Any
@@ -47,20 +47,27 @@ def pack_whole(
     block_nbytes: int,
     *,
     there: Sequence[int | None] | None = None,
+    below: Mapping[int, int] | None = None,
     enough_nbytes: int = 0,
 ) -> Layout:
     """A place for each block. Sizes are rounded up to `block_nbytes`, which is what an allocator hands out. `there` are
     offsets where blocks lie already: such a block stays, unless another that stays, and lives longer, has bytes of it.
-    An arena of `enough_nbytes` is not improved."""
+    `below` names for some blocks another one that is to lie directly below. An arena of `enough_nbytes` is not
+    improved."""
     whole = tuple(TimedBlock(-(-n // block_nbytes) * block_nbytes, first, end) for n, first, end in blocks)
-    return _packed(whole, tuple(there or [None] * len(whole)), enough_nbytes)
+    return _packed(whole, tuple(there or [None] * len(whole)), tuple((below or {}).items()), enough_nbytes)
 
 
 @lru_cache(maxsize=16)  # an account is asked of the same plan several times
-def _packed(blocks: tuple[TimedBlock, ...], there: tuple[int | None, ...], enough_nbytes: int) -> Layout:
+def _packed(
+    blocks: tuple[TimedBlock, ...],
+    there: tuple[int | None, ...],
+    below: tuple[tuple[int, int], ...],
+    enough_nbytes: int,
+) -> Layout:
     if not blocks:
         return Layout((), 0, 0)
-    table, peak_nbytes = _Table(blocks, there), peak_of(blocks)
+    table, peak_nbytes = _Table(blocks, there, dict(below)), peak_of(blocks)
     offsets = table.searched(max(int(GOOD_ENOUGH * peak_nbytes), enough_nbytes), peak_nbytes)
     places = tuple((Extent(o, o + block.nbytes),) for o, block in zip(offsets.tolist(), blocks, strict=True))
     return Layout(places, max(table.height(offsets), enough_nbytes), peak_nbytes)
@@ -69,7 +76,8 @@ def _packed(blocks: tuple[TimedBlock, ...], there: tuple[int | None, ...], enoug
 class _Table:
     """The blocks as columns, and which are alive together."""
 
-    def __init__(self, blocks: Sequence[TimedBlock], there: Sequence[int | None]) -> None:
+    def __init__(self, blocks: Sequence[TimedBlock], there: Sequence[int | None], below: Mapping[int, int]) -> None:
+        self.below, self.above = below, {lower: upper for upper, lower in below.items()}
         self.nbytes, self.begins, self.ends = np.array(blocks, dtype=np.int64).T
         self.lives = self.ends - self.begins
         self.beside = [self._alive_with(k) for k in range(len(blocks))]
@@ -78,7 +86,7 @@ class _Table:
             offset = there[k]
             if offset is not None and self._is_free(k, offset):
                 self.staying[k] = offset
-        self.free = np.flatnonzero(self.staying < 0)
+        self.free = np.array([k for k in np.flatnonzero(self.staying < 0) if k not in self.above], dtype=np.int64)
 
     def _is_free(self, k: int, offset: int) -> bool:
         others = self.beside[k]
@@ -98,17 +106,22 @@ class _Table:
         """Each block at the lowest place that is free all its life."""
         offsets = self.staying.copy()
         for k in order:
-            there = self.beside[k]
-            there = there[offsets[there] >= 0]
-            if not there.size:
-                offsets[k] = 0
+            lower = self.below.get(k)
+            taken = self._taken_for(k, offsets)
+            if lower is None:
+                offsets[k] = _lowest(taken)
                 continue
-            begins = offsets[there]
-            by_begin = np.argsort(begins, kind="stable")
-            starts = np.concatenate(([0], np.maximum.accumulate((begins + self.nbytes[there])[by_begin])))
-            holes = np.concatenate((begins[by_begin], [UNBOUNDED])) - starts
-            offsets[k] = starts[np.argmax(holes >= self.nbytes[k])]
+            both = np.concatenate((taken - self.nbytes[lower], self._taken_for(lower, offsets)), axis=1)
+            offsets[lower] = _lowest(both)
+            offsets[k] = offsets[lower] + self.nbytes[lower]
         return offsets
+
+    def _taken_for(self, k: int, offsets: Column) -> Column:
+        """Between which offsets the block cannot begin, in two rows."""
+        others = self.beside[k]
+        others = others[offsets[others] >= 0]
+        begins = offsets[others]
+        return np.stack((begins - self.nbytes[k], begins + self.nbytes[others]))
 
     def orders(self) -> list[list[int]]:
         changes = np.zeros(int(self.ends.max()) + 1, dtype=np.int64)
@@ -149,6 +162,7 @@ class _Table:
         k = draw.choice(np.flatnonzero(offsets + self.nbytes == self.height(offsets)).tolist())
         if self.beside[k].size and draw.random() < 0.5:
             k = draw.choice(self.beside[k].tolist())
+        k = self.above.get(k, k)
         if self.staying[k] >= 0:
             k = draw.choice(order)
         other = list(order)
@@ -156,3 +170,10 @@ class _Table:
         other.pop(at)
         other.insert(draw.randrange(at + 1 if draw.random() < 0.8 else len(order)), k)
         return other
+
+
+def _lowest(taken: Column) -> int:
+    """The lowest offset that is not inside of any of these."""
+    begins, ends = taken[:, np.argsort(taken[0], kind="stable")]
+    candidates = np.concatenate(([0], np.maximum.accumulate(np.maximum(ends, 0))))
+    return int(candidates[np.argmax(np.concatenate((begins, [UNBOUNDED])) >= candidates)])

@@ -9,11 +9,12 @@ both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from vdnn.ir import Role
 from vdnn.plan.addresses.layout import TimedBlock
 from vdnn.plan.addresses.pack_whole import pack_whole
-from vdnn.plan.judge.residency import holdings
+from vdnn.plan.judge.residency import Column, Holdings, holdings
 from vdnn.plan.model.surroundings import ACCELERATOR_BLOCK_NBYTES
 from vdnn.plan.model.timeline import ROLES
 from vdnn.plan.plan import Plan
@@ -27,6 +28,19 @@ _DEVICE = 0  # the device is the first tier
 _THERE_BEFORE = (Role.PARAMETER, Role.BUFFER, Role.OPTIMIZER_STATE, Role.INPUT)
 
 
+class Block(NamedTuple):
+    """Bytes of a storage from one instruction to another; of `_WORKSPACE`, what an op takes for itself."""
+
+    nbytes: int
+    begin: int
+    end: int
+    storage: int
+
+    @property
+    def timed(self) -> TimedBlock:
+        return TimedBlock(self.nbytes, self.begin, self.end)
+
+
 @dataclass(frozen=True, slots=True)
 class Guide:
     """What a plan says of a block: who asks for `nbytes` at instruction `begin`, for this storage, gets them at
@@ -35,8 +49,8 @@ class Guide:
     nbytes: int
     begin: int
     end: int
-    offset: int
     storage: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +76,52 @@ class StepArena:
 def step_arena(plan: Plan) -> StepArena:
     graph, held = plan.problem.graph, holdings(plan, plan.program)
     from_autograd = {graph.values[value].storage for value in graph.tangents}
-    of_caller = {graph.values[value].storage for value in graph.held} | from_autograd
+    of_caller = {graph.values[value].storage for value in graph.held}
+    rows = [row for row in zip(*(column.tolist() for column in _columns(held)), strict=True) if row[0] == _DEVICE]
     inside, outside, outside_nbytes = [], [], {}
-    for tier, row, nbytes, first, last, storage in zip(
-        held.tiers, held.roles, held.nbytes, held.first, held.last, held.storages, strict=True
-    ):
-        if tier != _DEVICE or not nbytes:
-            continue
-        block, role = TimedBlock(int(nbytes), int(first), int(last) + 1), ROLES[row]
-        if role in _THERE_BEFORE or storage in of_caller or role in (Role.GRADIENT, Role.OUTPUT):
-            outside_nbytes[int(storage)] = -(-block.nbytes // ACCELERATOR_BLOCK_NBYTES) * ACCELERATOR_BLOCK_NBYTES
-            if role not in _THERE_BEFORE and storage not in from_autograd:
-                outside.append(Guide(*block, OUTSIDE, int(storage)))
+    for _, row, nbytes, first, last, storage in rows:
+        block, role = Block(nbytes, first, last + 1, storage), ROLES[row]
+        is_there = role in _THERE_BEFORE or storage in from_autograd
+        if is_there or storage in of_caller or role in (Role.GRADIENT, Role.OUTPUT):
+            outside_nbytes[storage] = _rounded(nbytes)
+            outside += [] if is_there else [block]
         else:
-            inside.append((block, int(storage)))
-    layout = pack_whole([block for block, _ in inside], ACCELERATOR_BLOCK_NBYTES)
-    guides = [
-        Guide(*block, extent.begin, storage)
-        for (block, storage), (extent,) in zip(inside, layout.places, strict=True)
-        if storage != _WORKSPACE
-    ]
-    by_begin = tuple(sorted([*outside, *guides], key=lambda guide: guide.begin))
+            inside.append(block)
+    inside, below = _with_workspaces_below(inside, outside)
+    layout = pack_whole([block.timed for block in inside], ACCELERATOR_BLOCK_NBYTES, below=below)
+    places = zip(inside, layout.places, strict=True)
+    guides = [Guide(*block, extent.begin) for block, (extent,) in places if block.storage != _WORKSPACE]
+    guides += [Guide(*block, OUTSIDE) for block in outside]
+    by_begin = tuple(sorted(guides, key=lambda guide: guide.begin))
     return StepArena(by_begin, layout.arena_nbytes, layout.peak_nbytes, sum(outside_nbytes.values()))
+
+
+def _columns(held: Holdings) -> tuple[Column, ...]:
+    return held.tiers, held.roles, held.nbytes, held.first, held.last, held.storages
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ACCELERATOR_BLOCK_NBYTES) * ACCELERATOR_BLOCK_NBYTES
+
+
+def _with_workspaces_below(inside: list[Block], outside: list[Block]) -> tuple[list[Block], dict[int, int]]:
+    """With a workspace goes the largest result of its op, directly above it. What an op takes for itself was measured
+    as the most that it had at once less its results, and it may have that before its results are there, in blocks that
+    need the room of both in one run. So a workspace is larger by what the other results take."""
+    results: dict[int, list[int]] = {}
+    for number, block in enumerate(inside):
+        if block.storage != _WORKSPACE:
+            results.setdefault(block.begin, []).append(number)
+    others = {block.begin: 0 for block in inside}
+    for block in outside:
+        others[block.begin] = others.get(block.begin, 0) + _rounded(block.nbytes)
+    below = {}
+    for number, block in enumerate(inside):
+        if block.storage != _WORKSPACE:
+            continue
+        made = sorted(results.get(block.begin, ()), key=lambda each: inside[each].nbytes)
+        if made:
+            below[made.pop()] = number
+        others_nbytes = others[block.begin] + sum(_rounded(inside[each].nbytes) for each in made)
+        inside[number] = block._replace(nbytes=block.nbytes + others_nbytes)
+    return inside, below
