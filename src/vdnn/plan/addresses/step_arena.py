@@ -8,7 +8,9 @@ both.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from vdnn.ir import Role
@@ -105,23 +107,35 @@ def _rounded(nbytes: int) -> int:
 
 
 def _with_workspaces_below(inside: list[Block], outside: list[Block]) -> tuple[list[Block], dict[int, int]]:
-    """With a workspace goes the largest result of its op, directly above it. What an op takes for itself was measured
-    as the most that it had at once less its results, and it may have that before its results are there, in blocks that
-    need the room of both in one run. So a workspace is larger by what the other results take."""
+    """Workspaces with room for their op's results, and which of them lie directly below a result.
+
+    What an op takes for itself was measured as the most that it had at once less its results, and it may have that
+    before its results are there, in blocks that need the room of both in one run. So a workspace is larger by what the
+    results take. Where that would raise the peak, the largest result lies directly above its workspace instead."""
     results: dict[int, list[int]] = {}
     for number, block in enumerate(inside):
         if block.storage != _WORKSPACE:
             results.setdefault(block.begin, []).append(number)
-    others = {block.begin: 0 for block in inside}
+    others: dict[int, int] = {}
     for block in outside:
         others[block.begin] = others.get(block.begin, 0) + _rounded(block.nbytes)
-    below = {}
+    alive, below, found = _alive(inside), {}, list(inside)
     for number, block in enumerate(inside):
         if block.storage != _WORKSPACE:
             continue
         made = sorted(results.get(block.begin, ()), key=lambda each: inside[each].nbytes)
-        if made:
-            below[made.pop()] = number
-        others_nbytes = others[block.begin] + sum(_rounded(inside[each].nbytes) for each in made)
-        inside[number] = block._replace(nbytes=block.nbytes + others_nbytes)
-    return inside, below
+        made_nbytes = others.get(block.begin, 0) + sum(_rounded(inside[each].nbytes) for each in made)
+        if made and alive[block.begin] + made_nbytes > max(alive):
+            below[made[-1]] = number
+            made_nbytes -= _rounded(inside[made[-1]].nbytes)
+        found[number] = block._replace(nbytes=block.nbytes + made_nbytes)
+    return found, below
+
+
+def _alive(blocks: Sequence[Block]) -> list[int]:
+    """Bytes at every instruction."""
+    changes = [0] * (max((block.end for block in blocks), default=0) + 1)
+    for block in blocks:
+        changes[block.begin] += _rounded(block.nbytes)
+        changes[block.end] -= _rounded(block.nbytes)
+    return list(accumulate(changes))

@@ -314,9 +314,11 @@ struct DeviceWrapper : Base {
   DeviceWrapper(Base* before, c10::DeviceType type) : before(before), type(type) {}
 
   c10::DataPtr allocate(size_t nbytes) override {
-    auto data = taken(nbytes);
+    Half* half = nbytes == 0 ? nullptr : innermost(type);
+    bool is_moving = half != nullptr && half->wanted >= 0; /* one of two blocks goes at once, and is counted once */
+    auto data = taken(half, nbytes);
     auto index = data.device().index();
-    if (level_of(index < 0 ? 0 : index).is_used) allocated_nbytes(index);
+    if (!is_moving && level_of(index).is_used) allocated_nbytes(index);
     return data;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_on_device; }
@@ -361,8 +363,7 @@ struct DeviceWrapper : Base {
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex index) override { return before->getMemoryInfo(index); }
 
  private:
-  c10::DataPtr taken(size_t nbytes) {
-    Half* half = nbytes == 0 ? nullptr : innermost(type);
+  c10::DataPtr taken(Half* half, size_t nbytes) {
     auto plainly = [&] { return before->allocate(nbytes); };
     if (half == nullptr || !serves(*half)) return asked(type, nullptr, plainly);
     auto memory = std::static_pointer_cast<DeviceMemory>(half->memory);
