@@ -55,8 +55,8 @@ class Surroundings:
 
     @property
     def of_tensors(self) -> Surroundings:
-        """The same without the interpreter, and wherever the step lies."""
-        return replace(self, interpreter_nbytes=0, in_arena=False)
+        """The same without the interpreter."""
+        return replace(self, interpreter_nbytes=0)
 
     @property
     def as_expected(self) -> Surroundings:

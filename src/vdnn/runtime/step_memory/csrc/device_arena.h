@@ -318,7 +318,7 @@ struct DeviceWrapper : Base {
     bool is_moving = half != nullptr && half->wanted >= 0; /* one of two blocks goes at once, and is counted once */
     auto data = taken(half, nbytes);
     auto index = data.device().index();
-    if (!is_moving && level_of(index).is_used) allocated_nbytes(index);
+    if (nbytes > 0 && !is_moving && level_of(index).is_used) allocated_nbytes(index);
     return data;
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_on_device; }
