@@ -146,7 +146,8 @@ def _largest_that_fits(
     except Infeasible as reason:
         if around.num_in_flight == 1 and not around.as_expected.outside_nbytes and not around.in_arena:
             raise
-        raise _refusal(decide(_for_tensors(problem, reason.minimum_nbytes)), problem, reason.way_out) from None
+        least = _least_nbytes(problem, decide) if around.in_arena else reason.minimum_nbytes
+        raise _refusal(decide(_for_tensors(problem, least)), problem, reason.way_out) from None
     too_much = account_nbytes(plan, around.as_expected) - budget_nbytes
     if too_much <= 0:
         return plan, around.as_seen

@@ -23,6 +23,7 @@ __all__ = [
     "RunningHalf",
     "StepMemory",
     "UnplannedMemory",
+    "aside",
     "begin_step_library",
     "open_step_memory",
     "returned_memory",
@@ -66,6 +67,21 @@ class MappedMemory:
     def __exit__(self, *error: object) -> None:
         if self._allocator is not None:
             self._allocator.end_half([])
+
+
+@contextmanager
+def aside(where: torch.device) -> Iterator[None]:
+    """What this thread takes inside is not the same in every step, and gone with it: temporaries of kernels that are
+    made of torch's ops, whose shapes and copies follow the data. It takes holes of an accelerator's arena."""
+    functions = None if where.type == CPU.type else device_library(where.type).functions
+    if functions is None:
+        yield
+        return
+    functions.vdnn_step_aside(1)
+    try:
+        yield
+    finally:
+        functions.vdnn_step_aside(-1)
 
 
 @contextmanager

@@ -45,6 +45,7 @@ SIGNATURES = {
     "begin_half": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
     "guide": (None, NUMBERS, NUMBER),
     "at": (None, NUMBER),
+    "aside": (None, NUMBER),
     "wants_its_place": (RESULT, NUMBER, NUMBER),
     "exchange": (None, NUMBER, NUMBER),
     "begin_repeated": (None, NUMBER),

@@ -26,6 +26,7 @@
 namespace {
 
 constexpr int64_t kRound = 512; // kMinBlockSize of c10/cuda/CUDACachingAllocator.h, and of others after it
+constexpr int64_t kSmallAside = 4 << 10; // smaller blocks may be numbers that stay: they lie at the end, out of the way
 constexpr size_t kMostDevices = 64;
 
 /* The device's allocator as it was, of the one kind of accelerator that a process has. */
@@ -64,15 +65,17 @@ struct DeviceArena final : Arena {
   }
 };
 
-/* The smallest run of bytes that neither a live block nor one of `avoided` has; -1: there is none. */
-int64_t best_hole(const Arena& arena, int64_t nbytes, std::vector<Extent> avoided) {
+/* The smallest run of bytes that neither a live block nor one of `avoided` has; -1: there is none. `at_top`: the end of
+   the last such run instead. */
+int64_t best_hole(const Arena& arena, int64_t nbytes, std::vector<Extent> avoided, bool at_top) {
   for (auto& [begin, end] : arena.live) avoided.push_back({begin, end - begin});
   avoided.push_back({arena.nbytes, 0});
   std::sort(avoided.begin(), avoided.end(), [](auto& a, auto& b) { return a.offset < b.offset; });
   int64_t best = -1, best_nbytes = arena.nbytes + 1, from = 0;
   for (auto& taken : avoided) {
     auto hole = taken.offset - from;
-    if (hole >= nbytes && hole < best_nbytes) best = from, best_nbytes = hole;
+    if (hole >= nbytes && at_top) best = taken.offset - nbytes;
+    if (hole >= nbytes && !at_top && hole < best_nbytes) best = from, best_nbytes = hole;
     from = std::max(from, taken.offset + taken.nbytes);
   }
   return best;
@@ -202,8 +205,9 @@ char* take_hole(DeviceMemory& memory, const Half& half, Block& block) {
       planned.push_back({each.offset, rounded_up(each.nbytes, kRound)});
   }
   auto nbytes = rounded_up(block.nbytes, kRound);
-  auto offset = best_hole(*memory.arena, nbytes, planned);
-  if (offset < 0) offset = best_hole(*memory.arena, nbytes, {});
+  bool at_top = half.num_asides > 0 && nbytes <= kSmallAside;
+  auto offset = best_hole(*memory.arena, nbytes, planned, at_top);
+  if (offset < 0) offset = best_hole(*memory.arena, nbytes, {}, at_top);
   return offset < 0 ? nullptr : take_place(memory, offset, kHole, block);
 }
 
@@ -211,9 +215,19 @@ char* take_hole(DeviceMemory& memory, const Half& half, Block& block) {
 char* placed(DeviceMemory& memory, Half& half, Block& block, bool& is_expected) {
   char* address = nullptr;
   block.kind = kAlone;
+  if (half.num_asides > 0) {
+    is_expected = true;
+    address = take_hole(memory, half, block);
+    block.kind = kGone;
+    return address;
+  }
   if (!half.guide.empty()) {
     auto* planned = next_planned(half, block.nbytes);
-    if (planned == nullptr) return take_hole(memory, half, block);
+    if (planned == nullptr) {
+      address = take_hole(memory, half, block);
+      is_expected = address != nullptr;
+      return address;
+    }
     planned->is_given = is_expected = true;
     if (planned->offset < 0) return nullptr;
     address = take_place(memory, planned->offset, kInPlace, block);

@@ -93,6 +93,11 @@ EXPORTED void vdnn_step_at(int64_t position) {
   if (!running.empty()) running.back().position = position;
 }
 
+/* By 1: what this thread's innermost half takes from now on is not the same in every step. By -1: that is over. */
+EXPORTED void vdnn_step_aside(int64_t change) {
+  if (!running.empty()) running.back().num_asides += change;
+}
+
 /* Whether the block at this address should have the place of this number in the guide, and the next one gets it. */
 EXPORTED int vdnn_step_wants_its_place(int64_t address, int64_t number) {
   return wants_its_place(reinterpret_cast<void*>(address), number);

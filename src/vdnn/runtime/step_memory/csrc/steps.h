@@ -101,6 +101,7 @@ struct Half {
   int64_t num_taken = 0;
   std::vector<Planned> guide; /* by `begin`: where blocks lie that nobody has seen yet */
   int64_t position = -1;      /* the instruction that runs, where somebody says so */
+  int64_t num_asides = 0;     /* what is taken now differs from step to step, and is gone before anything else is taken */
   int64_t wanted = -1;        /* the place in the guide that the next block of its size gets */
 
   bool is_over() const;
