@@ -88,7 +88,9 @@ def step_arena(plan: Plan) -> StepArena:
     graph, held = plan.problem.graph, holdings(plan, plan.program)
     from_autograd = {graph.values[value].storage for value in graph.tangents}
     of_caller = {graph.values[value].storage for value in graph.held}
-    rows = [row for row in zip(*(column.tolist() for column in _columns(held)), strict=True) if row[0] == _DEVICE]
+    rows = [
+        row for row in zip(*(column.tolist() for column in _columns(held)), strict=True) if row[0] == _DEVICE and row[2]
+    ]
     inside, outside, outside_nbytes = [], [], {}
     for _, row, nbytes, first, last, storage in rows:
         block, role = Block(nbytes, first, last + 1, storage), ROLES[row]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from vdnn.hardware.where import CPU
+from vdnn.plan.model.surroundings import Surroundings
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
 from vdnn.runtime.step_memory.device_memory import DeviceMemory
@@ -27,6 +28,7 @@ __all__ = [
     "begin_step_library",
     "open_step_memory",
     "returned_memory",
+    "surroundings_on",
 ]
 
 
@@ -43,6 +45,12 @@ def open_step_memory(where: torch.device = CPU, *, within_budget: bool = False) 
     if library.functions is not None:
         return StepMemory(StepAllocator(library.functions))
     return UnplannedMemory(library.missing, returns_freed=within_budget and return_freed_memory_if_possible())
+
+
+def surroundings_on(where: torch.device) -> Surroundings:
+    """What the memory of steps there means to an account."""
+    has_arena = where != CPU and device_library(where.type).functions is not None
+    return Surroundings(in_arena=has_arena)
 
 
 class MappedMemory:

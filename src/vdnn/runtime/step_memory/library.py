@@ -39,6 +39,7 @@ NUMBER, NUMBERS, RESULT, NAME = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, c
 SIGNATURES = {
     "install": (RESULT, NUMBER),
     "install_on": (RESULT, NAME),
+    "leave": (None, NAME),
     "open": (NUMBER,),
     "open_on": (NUMBER, NAME),
     "close": (None, NUMBER),
@@ -104,6 +105,7 @@ def device_library(kind: str) -> StepLibrary:
     if not library.functions.vdnn_step_install_on(kind.encode()):
         return StepLibrary(None, f"the allocator of {kind} cannot be wrapped")
     if not _is_asked(library.functions, kind):
+        library.functions.vdnn_step_leave(kind.encode())
         return StepLibrary(None, f"tensors on {kind} come from an allocator that cannot be wrapped")
     return library
 

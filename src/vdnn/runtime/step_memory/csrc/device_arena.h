@@ -428,4 +428,7 @@ bool install_on_device(c10::DeviceType type) {
   return c10::GetAllocator(type) == ours[type];
 }
 
+/* As it was before. */
+void leave_device(c10::DeviceType type) { c10::SetAllocator(type, device_inner, 100); }
+
 } // namespace

@@ -52,6 +52,9 @@ EXPORTED int vdnn_step_install(int64_t smallest_nbytes) {
 /* The same of a kind of accelerator, by the name of one of them. */
 EXPORTED int vdnn_step_install_on(const char* device) { return install_on_device(c10::Device(device).type()); }
 
+/* Its tensors come from elsewhere: whoever is asked for that allocator finds it as it was. */
+EXPORTED void vdnn_step_leave(const char* device) { leave_device(c10::Device(device).type()); }
+
 EXPORTED int64_t vdnn_step_open() { return open(std::make_shared<PagesMemory>()); }
 
 EXPORTED int64_t vdnn_step_open_on(const char* device) {
