@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import vdnn
+from vdnn.api import session_of
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.models import MODELS
 from vdnn.plan.model.surroundings import ACCELERATOR_BLOCK_NBYTES
@@ -180,6 +181,7 @@ def test_out_of_memory_in_mid_step_says_the_numbers_and_the_next_step_works(vdev
     model, step, args = on("vdev", "resnet50")
     virtual = vdnn.virtualize(step, sample=args, budget="80%", strategy="offload", replan=False)
     virtual(*args).backward()
+    session_of(virtual).memory.make_room()
     hog = torch.empty(1 << 20, device="vdev")
     accelerator.empty_cache()
     vdev.set_limit(accelerator.memory_reserved() + (1 << 20))

@@ -45,10 +45,6 @@ class Leaky(CheckingOps):
         if not self._is_skipped("wait"):
             super().wait(stream, event)
 
-    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
-        if not self._is_skipped("record_stream"):
-            super().record_stream(tensor, stream)
-
 
 def buffer() -> torch.Tensor:
     return torch.empty(NBYTES, dtype=torch.uint8)
@@ -94,7 +90,7 @@ def dropped_in_flight(ops: CheckingOps) -> None:
     ops.compute_writes(other)
     ticket = transfers.send(source, "host")  # wait 0
     transfers.fetch(ticket, target)  # waits 1 and 2
-    del ticket  # record_stream 0 and 1; wait 3: a later copy out after the copy in
+    del ticket  # wait 3: a later copy out after the copy in; wait 4: compute after both
     gc.collect()
     free(ops, source)
     free(ops, target)
@@ -117,8 +113,8 @@ MISTAKES = [
     ("a target is overwritten while compute still uses it", away_and_back, "wait", 3, "copy on side stream 2 writes"),
     ("a target is read before its copy in is done", away_and_back, "wait", 4, "compute reads"),
     ("a fetch is not ordered after its send", back_before_it_is_away, "wait", 1, "copy on side stream 2 reads"),
-    ("a dropped source is reused before its copy", dropped_in_flight, "record_stream", 0, "memory is freed"),
-    ("a dropped target is reused before its copy", dropped_in_flight, "record_stream", 1, "memory is freed"),
+    ("dropped memory is reused before its copies", dropped_in_flight, "wait", 4, "memory is freed"),
+    ("a dropped target is reused before its copy in", dropped_in_flight, "wait", 3, "memory is freed"),
     ("a host place is overwritten while it is copied in", dropped_in_flight, "wait", 3, "copy on side stream 1 writes"),
 ]
 
@@ -240,8 +236,6 @@ class InlineOps:
     def record(self, stream: None) -> None: ...
 
     def wait(self, stream: None, event: None) -> None: ...
-
-    def record_stream(self, tensor: torch.Tensor, stream: None) -> None: ...
 
     def synchronize(self, event: None) -> None: ...
 

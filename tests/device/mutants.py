@@ -20,7 +20,7 @@ from vdnn.runtime import worker
 from vdnn.runtime.transfers import stream_ops, streams
 
 EVENTS = frozenset({"record", "record_event"})
-WAITS = frozenset({"wait", "wait_event", "record_stream", "synchronize", "drain", "stop", "settle"})
+WAITS = frozenset({"wait", "wait_event", "synchronize", "drain", "stop", "settle"})
 AFTER = "after"  # the argument of `Job`
 OVER = "event_that_is_over"  # a name that no module has
 MODULES: dict[ModuleType, frozenset[str]] = {

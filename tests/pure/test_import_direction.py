@@ -68,7 +68,7 @@ INSIDE_PLAN = {
     "document": {"model"},
     "plan": {"model", "judge", "document"},  # plan.py: the data with its schedule, its timeline and its file
     "addresses": {"model", "judge", "plan"},
-    "shared": {"model", "judge", "plan"},
+    "shared": {"model", "judge", "plan", "addresses"},
     "strategies": {"model", "judge", "plan", "shared"},
     "auto": {"model", "judge", "plan", "shared", "strategies"},
     "strategy_table": {"model", "plan", "shared", "strategies", "auto"},

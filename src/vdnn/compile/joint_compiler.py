@@ -43,7 +43,7 @@ class JointCompiler:
             self.plain_inputs,
             name,
             dict(seen.nbytes),
-            seen.surroundings,
+            seen.surroundings.joined(self.session.memory.surroundings),
             self.session.precedent,
             self.session.granted_nbytes,
             self.session.num_nodes,

@@ -169,7 +169,10 @@ def with_expected(around: Surroundings, graph: Graph, budget_nbytes: int, option
 def surroundings_of(step: TracedStep, graph: Graph, options: Options) -> Surroundings:
     """What is there beside the step: what was seen, what the user says, and what the device's memory has beside the
     bytes of tensors: the interpreter's objects where that is this machine's RAM, else what an allocator rounds up."""
-    beside_nbytes = objects_nbytes_of(step, options) if step.where == CPU else rounding_nbytes(graph)
+    if step.surroundings.in_arena:  # which is packed in blocks that are rounded up
+        beside_nbytes = 0
+    else:
+        beside_nbytes = objects_nbytes_of(step, options) if step.where == CPU else rounding_nbytes(graph)
     return step.surroundings.joined(Surroundings(options.in_flight, interpreter_nbytes=beside_nbytes))
 
 

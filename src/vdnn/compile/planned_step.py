@@ -24,6 +24,7 @@ from vdnn.options import Options
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.plan import Plan
 from vdnn.printable import printable
+from vdnn.runtime.step_memory import surroundings_on
 from vdnn.torch_private import tree_leaves
 
 
@@ -48,7 +49,8 @@ def captured_step(model: Callable[..., Any], args: Any, kwargs: Mapping[str, Any
         where = where_of(_named_tensors(module, (sample, kwargs)))
         fake_args, fake_kwargs = stack.enter_context(fake_step(module, sample, kwargs, device=where))
         joint = export_joint(stack, module, fake_args, fake_kwargs, exact=False).graph_module
-        yield TracedStep(joint, count_forward_outputs(joint.graph), (), name_of(model), where=where)
+        num_outputs = count_forward_outputs(joint.graph)
+        yield TracedStep(joint, num_outputs, (), name_of(model), surroundings=surroundings_on(where), where=where)
 
 
 def _named_tensors(module: nn.Module, given: Any) -> Iterator[tuple[str, torch.Tensor]]:

@@ -240,7 +240,7 @@ class Replanner:
     def _has_more_room(self, plan: Plan) -> bool:
         """Whether steps have shown much less outside of the model than the plan leaves room for."""
         left_nbytes, session = plan.problem.surroundings.outside_nbytes, self._session
-        return not session.memory.missing and session.seen.outside_nbytes < left_nbytes * (1 - OFF_BY)
+        return session.memory.sees_outside and session.seen.outside_nbytes < left_nbytes * (1 - OFF_BY)
 
     def _improve(self, plan: Plan, is_background: bool) -> None:
         """In a thread of its own, or between two steps. Leaves the same plan with new prices, and another where that is

@@ -123,8 +123,7 @@ class Session:
 
     def _settle(self) -> None:
         """The machine behind that device, its tiers and what steps run in."""
-        if self.where == CPU:
-            begin_step_library()
+        begin_step_library()
         known = self.options = self._given.on_known_machine(runs=True, where=str(self.where))
         self._tiers = SharedTiers(shared_runtime(), self._asked_tiers())
         self.disk_room, self.device_room = DiskRoom(self._tiers), DeviceRoom(self.where)
@@ -137,9 +136,7 @@ class Session:
     @cached_property
     def memory(self) -> StepMemory | UnplannedMemory:
         """What this model's steps run in. Whoever asks first waits until there is the library."""
-        if self.where != CPU:
-            return UnplannedMemory(f"{self.where} has an allocator of its own")
-        return open_step_memory(within_budget=self.options.budget is not None)
+        return open_step_memory(self.where, within_budget=self.options.budget is not None)
 
     @property
     def planning(self) -> Options:

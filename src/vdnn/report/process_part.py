@@ -17,7 +17,8 @@ class ArenaPart:
     """The arena of a model's steps; what is counted is of the last whole iteration.
 
     `peak_nbytes` is the most that lies in it at once: no arena is smaller. `outside` counts the blocks that had no
-    planned place, `num_moves_refused` those whose pages the kernel would not move into place.
+    planned place, `num_moves_refused` those whose pages the kernel would not move into place. On an accelerator blocks
+    lie whole, and page faults say nothing of it.
     """
 
     nbytes: int
@@ -123,7 +124,8 @@ class ProcessPart:
             yield "arena of the steps", format_nbytes(arena.nbytes), f"{arena.waste:.3f} x the most that lies in it"
             blocks = f"{arena.num_outside} of {arena.num_planned + arena.num_outside} blocks"
             yield "outside of it, per step", format_nbytes(arena.outside_nbytes), blocks
-            yield "page faults per step", f"{arena.num_page_faults}", ""
+            if self.device is None:
+                yield "page faults per step", f"{arena.num_page_faults}", ""
         if self.device is not None:
             yield from self.device.rows()
 

@@ -15,6 +15,7 @@ from vdnn.codecs.kernels import kernels_of
 from vdnn.codecs.window_index import window_of
 from vdnn.ir import Detail
 from vdnn.runtime.encodings import raw
+from vdnn.runtime.step_memory import aside
 from vdnn.torch_private import without_torch_dispatch
 
 
@@ -30,7 +31,7 @@ def masked_gradient(
     """`gradient * on` where the bit is set; elsewhere zero, or `gradient * off`. `out` may be the gradient itself."""
     target = torch.empty_like(gradient) if out is None else out
     kernels = kernels_of(gradient.device.type)
-    with without_torch_dispatch():
+    with without_torch_dispatch(), aside(gradient.device):
         kernels.masked_gradient(raw(gradient), raw(encoding), raw(target), "float32", on, off, zero_off)
     return target
 
@@ -47,6 +48,6 @@ def window_gradient(
     target = torch.empty_strided(shape, stride, dtype=gradient.dtype, device=gradient.device)
     kernels = kernels_of(gradient.device.type)
     given, result = typed(raw(gradient), "float32"), typed(raw(target), "float32")
-    with without_torch_dispatch():  # what kernels need for themselves is a workspace, as that of any op
+    with without_torch_dispatch(), aside(gradient.device):  # what kernels need for themselves is a workspace
         kernels.window_backward(given, raw(encoding), window_of(detail), result)
     return target

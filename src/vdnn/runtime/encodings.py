@@ -31,6 +31,7 @@ from vdnn.errors import EncodingTooLarge, LostHandle
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.plan import Plan
 from vdnn.runtime.late_number import LateNumber
+from vdnn.runtime.step_memory import aside
 from vdnn.runtime.transfers.interface import Ticket, Transfers
 from vdnn.torch_private import without_torch_dispatch
 from vdnn.units import format_nbytes
@@ -81,14 +82,15 @@ class Encodings:
         codec = self.codecs[decision]
         flat = all_bytes(tensor)
         encoding = torch.empty(self._sizes[decision], dtype=torch.uint8, device=tensor.device)
-        with without_torch_dispatch():  # what kernels need for themselves is a workspace, as that of any op
-            needed = codec.encode(raw(flat), raw(encoding), kernels_of(tensor.device.type))
-        if isinstance(needed, torch.Tensor) and not self._doubts(decision):
-            overflow.late[decision] = LateNumber(needed)
-            self._mark_where_too_much(encoding, needed)
-        elif self._is_too_much(decision, int(needed)):
-            self._keep_whole(decision, flat, overflow)
-            self._mark_where_too_much(encoding, needed)
+        with aside(tensor.device):
+            with without_torch_dispatch():  # what kernels need for themselves is a workspace, as that of any op
+                needed = codec.encode(raw(flat), raw(encoding), kernels_of(tensor.device.type))
+            if isinstance(needed, torch.Tensor) and not self._doubts(decision):
+                overflow.late[decision] = LateNumber(needed)
+                self._mark_where_too_much(encoding, needed)
+            elif self._is_too_much(decision, int(needed)):
+                self._keep_whole(decision, flat, overflow)
+                self._mark_where_too_much(encoding, needed)
         return encoding
 
     def decode(self, decision: int, encoding: torch.Tensor, overflow: Overflow) -> torch.Tensor:
@@ -101,9 +103,9 @@ class Encodings:
             transfers.fetch(ticket, flat)
             transfers.wait_fetched(ticket)
         else:
-            self._require_encoding(codec, encoding, overflow)
-            overflow.decoded.add(decision)
-            with without_torch_dispatch():
+            with without_torch_dispatch(), aside(encoding.device):
+                self._require_encoding(codec, encoding, overflow)
+                overflow.decoded.add(decision)
                 codec.decode(raw(encoding), raw(flat), kernels_of(encoding.device.type))
         return flat
 

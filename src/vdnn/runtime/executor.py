@@ -44,7 +44,7 @@ from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.running_step import Step, running
 from vdnn.runtime.runtime import shared_runtime
-from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
+from vdnn.runtime.step_memory import RunningHalf, StepMemory, UnplannedMemory
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.runtime.watched_step import WatchedStep
 from vdnn.torch_private import are_saved_tensors_hooked, is_backward_differentiated, mark_boxed
@@ -322,8 +322,9 @@ class Executor:
             self.before_step()
         self.measured.num_forward += 1
         self._make_ready()
-        with self._memory.half((self.edition.memory_key, "forward"), is_forward=True) as half:
-            results = self._forward_of(args)
+        key, plan = (self.edition.memory_key, "forward"), self.edition.plan
+        with self._memory.half(key, is_forward=True, plan=plan) as half:
+            results = self._forward_of(args, half)
             half.hold(results[: len(results) - self.num_saved])
         return results
 
@@ -345,9 +346,9 @@ class Executor:
     def _is_timed_next(self) -> bool:
         return self.times_next and self.edition.is_watchable
 
-    def _forward_of(self, args: list[Any]) -> Sequence[Any]:
+    def _forward_of(self, args: list[Any], half: RunningHalf) -> Sequence[Any]:
         if self._watches_next:
-            return self._forward_watched(args)
+            return self._forward_watched(args, half)
         if self._is_timed_next:
             return self._forward_timed(args)
         step = OrdinaryStep(self.edition)
@@ -371,9 +372,10 @@ class Executor:
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
         num_in_flight = max(len(self._in_flight), 1)
-        with self._memory.half((edition.memory_key, "backward"), is_forward=False) as half:
+        key = edition.memory_key, "backward"
+        with self._memory.half(key, is_forward=False, plan=edition.plan) as half:
             found = Surroundings(num_in_flight, self._memory.outside_nbytes)
-            gradients = self._backward_of(step, args)
+            gradients = self._backward_of(step, args, half)
             half.hold(gradients)
         if self._judge_surroundings is not None:
             self._judge_surroundings(edition.plan, found)
@@ -382,9 +384,9 @@ class Executor:
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
         return gradients
 
-    def _backward_of(self, step: Step, args: list[Any]) -> Sequence[Any]:
+    def _backward_of(self, step: Step, args: list[Any], half: RunningHalf) -> Sequence[Any]:
         if isinstance(step, WatchedStep) and step.timeline is None:
-            return self._backward_watched(step, args)
+            return self._backward_watched(step, args, half)
         if isinstance(step, TimedStep):
             return self._backward_timed(step, args)
         begin = step.edition.clock.now()
@@ -411,10 +413,10 @@ class Executor:
             self.measured.last = step.times.in_all_s
         return gradients
 
-    def _forward_watched(self, args: list[Any]) -> Sequence[Any]:
+    def _forward_watched(self, args: list[Any], half: RunningHalf) -> Sequence[Any]:
         edition = self.edition
         step = WatchedStep(edition.plan, edition.schedule, edition.journeys(), edition.encodings, edition.where)
-        step.edition = edition
+        step.edition, step.half = edition, half
         self._enter(step, args)
         step.count_inputs(args, edition.forward.constants)
         program, _ = edition.marked(checked=True)
@@ -423,8 +425,9 @@ class Executor:
         step.end_half()
         return results
 
-    def _backward_watched(self, step: WatchedStep, args: list[Any]) -> Sequence[Any]:
+    def _backward_watched(self, step: WatchedStep, args: list[Any], half: RunningHalf) -> Sequence[Any]:
         edition: Edition = step.edition
+        step.half = half
         step.count_tangents(args[edition.num_saved :])
         _, program = edition.marked(checked=True)
         with step.tracker, running(step, is_end=True):

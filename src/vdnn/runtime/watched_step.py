@@ -23,6 +23,7 @@ from vdnn.plan.plan import Plan
 from vdnn.runtime.encodings import Encodings, Overflow
 from vdnn.runtime.gradient_error import RememberedForward
 from vdnn.runtime.journeys import Journeys
+from vdnn.runtime.step_memory import RunningHalf
 from vdnn.runtime.tracker import StorageTracker
 from vdnn.torch_private import are_saved_tensors_hooked
 
@@ -52,6 +53,8 @@ class WatchedStep:
         role_of_result = weakref.WeakMethod(self._role_of_result)
         self.tracker = StorageTracker(lambda position: _ask(role_of_result, position), where=where)
         weakref.finalize(self, self.tracker.close).atexit = False
+        self.half = RunningHalf()
+        """Of the memory that it runs in: told of every instruction as it begins, and of its results."""
         self.timeline: Timeline | None = None
         self.num_backwards = 0
         """How often its backward has begun: more than once if it was interrupted."""
@@ -76,6 +79,7 @@ class WatchedStep:
         now = self._clock.now()
         self._close_instruction(now)
         self._position = position
+        self.half.at(position)
         self._begins[position] = now
 
     def saw(self, results: Sequence[Any]) -> None:
@@ -83,7 +87,10 @@ class WatchedStep:
         instruction = self._program[self._position]
         if instruction.op >= 0:
             tensors = [result for result in results if isinstance(result, torch.Tensor)]
-            self._compare(tensors, self._graph.ops[instruction.op].writes)
+            writes = self._graph.ops[instruction.op].writes
+            self._compare(tensors, writes)
+            storages = [self._graph.values[value].storage for value in writes]
+            self.half.got(self._position, list(zip(storages, tensors, strict=False)))
 
     def _compare(self, tensors: Sequence[Any], values: Sequence[int]) -> None:
         for tensor, value in zip(tensors, values, strict=False):

@@ -38,16 +38,16 @@ c10::Storage Aliases::adopted(const c10::Storage& cpu) {
   c10::DataPtr data;
   if (cpu.data() == nullptr || nbytes == 0) {
     data = c10::DataPtr(nullptr, on_device);
-  } else if (is_device_address(cpu.data()) && cpu.data_ptr().get_deleter() == &release_block) {
+  } else if (is_device_address(cpu.data()) && cpu.data_ptr().get_context() == cpu.data()) {
     auto moved = cpu.unsafeGetStorageImpl()->set_data_ptr(c10::DataPtr(cpu.mutable_data(), c10::Device(c10::kCPU)));
-    data = c10::DataPtr(moved.get(), moved.release_context(), &release_block, on_device);
+    data = c10::DataPtr(moved.get(), moved.release_context(), moved.get_deleter(), on_device);
   } else {
     auto before = exchange_device(device);
-    data = device_allocator()->allocate(nbytes);
+    data = c10::GetAllocator(kType)->allocate(nbytes);
     exchange_device(before);
     std::memcpy(data.get(), cpu.data(), nbytes);
   }
-  c10::Storage ours(c10::Storage::use_byte_size_t(), nbytes, std::move(data), device_allocator(), /*resizable=*/true);
+  c10::Storage ours(c10::Storage::use_byte_size_t(), nbytes, std::move(data), c10::GetAllocator(kType), /*resizable=*/true);
   storages.emplace_back(ours, cpu);
   return ours;
 }

@@ -11,17 +11,22 @@ Device& device_at(int index) {
   return *devices[index];
 }
 
+/* The deleter of every block of a device. */
+void free_block(void* address) {
+  if (address != nullptr) device_at(device_of_address(address)).release(static_cast<char*>(address));
+}
+
 struct VdevAllocator final : c10::DeviceAllocator {
   bool initialized() override { return true; }
 
   c10::DataPtr allocate(size_t nbytes) override {
     int index = current_device();
     c10::Device device(kType, static_cast<c10::DeviceIndex>(index));
-    if (nbytes == 0) return {nullptr, nullptr, &release_block, device};
+    if (nbytes == 0) return {nullptr, nullptr, &free_block, device};
     void* address = device_at(index).allocate(nbytes, current_stream(index).id, false);
-    return {address, address, &release_block, device};
+    return {address, address, &free_block, device};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release_block; }
+  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
   void copy_data(void* target, const void* source, size_t nbytes) const override {
     current_stream(current_device()).drain();
     std::memcpy(target, source, nbytes);
@@ -71,14 +76,28 @@ struct VdevAllocator final : c10::DeviceAllocator {
   }
 };
 
-/* The CPU's allocator, but inside of a device's kernel: results and workspaces are the device's. */
+c10::DeleterFnPtr free_on_cpu = nullptr;
+
+/* Of a block that a kernel asked the CPU's allocator for, wherever it lies. */
+void release_block(void* address) {
+  if (is_device_address(address)) return c10::GetAllocator(kType)->raw_deallocate(address);
+  free_on_cpu(address);
+}
+
+/* The CPU's allocator, but inside of a device's kernel: results and workspaces are the device's, and asked for where all
+   its tensors are. What a queue asks for in the device's time is asked of the device itself: no host knows when. */
 struct KernelAllocator final : c10::Allocator {
   c10::Allocator* inner;
   explicit KernelAllocator(c10::Allocator* inner) : inner(inner) {}
 
   c10::DataPtr allocate(size_t nbytes) override {
     if (kernel_stream == nullptr || nbytes == 0) return inner->allocate(nbytes);
-    void* address = device_at(kernel_stream->device).allocate(nbytes, kernel_stream->id, kernel_is_queued);
+    if (kernel_is_queued && !controls.blocking) {
+      void* address = device_at(kernel_stream->device).allocate(nbytes, kernel_stream->id, true);
+      return {address, address, &release_block, c10::Device(c10::kCPU)};
+    }
+    c10::DeviceGuard guard(c10::Device(kType, static_cast<c10::DeviceIndex>(kernel_stream->device)));
+    void* address = c10::GetAllocator(kType)->raw_allocate(nbytes);
     return {address, address, &release_block, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &release_block; }
@@ -87,7 +106,6 @@ struct KernelAllocator final : c10::Allocator {
   }
 };
 
-c10::DeleterFnPtr free_on_cpu = nullptr;
 constexpr uint8_t kPriority = 50; /* vdnn's own allocator wraps this one */
 
 }  // namespace
@@ -107,18 +125,6 @@ int device_of_address(const void* address) {
   return -1;
 }
 bool is_device_address(const void* address) { return device_of_address(address) >= 0; }
-
-void release_block(void* address) {
-  if (address == nullptr) return;
-  int index = device_of_address(address);
-  if (index < 0) return free_on_cpu(address);
-  device_at(index).release(static_cast<char*>(address));
-}
-
-c10::DeviceAllocator* device_allocator() {
-  static auto* ours = new VdevAllocator;
-  return ours;
-}
 
 void set_limit(int index, int64_t nbytes) {
   std::lock_guard<std::mutex> lock(device_at(index).mutex);
@@ -143,7 +149,7 @@ void install_allocators() {
   free_on_cpu = before->raw_deleter();
   TORCH_CHECK(free_on_cpu, "the CPU's allocator has no raw blocks");
   c10::SetAllocator(c10::kCPU, new KernelAllocator(before), kPriority);
-  c10::SetAllocator(kType, device_allocator(), kPriority);
+  c10::SetAllocator(kType, new VdevAllocator, kPriority);
 }
 
 }  // namespace vdev

@@ -20,7 +20,7 @@ Tensor empty(
   TORCH_CHECK(!pin_memory.value_or(false), "only memory of the CPU can be pinned");
   c10::OptionalDeviceGuard guard(c10::Device(kType, static_cast<c10::DeviceIndex>(index_of(device))));
   return at::detail::empty_generic(
-      size, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
+      size, c10::GetAllocator(kType), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype), format);
 }
 
 Tensor empty_strided(
@@ -28,7 +28,7 @@ Tensor empty_strided(
     std::optional<c10::Device> device, std::optional<bool>) {
   c10::OptionalDeviceGuard guard(c10::Device(kType, static_cast<c10::DeviceIndex>(index_of(device))));
   return at::detail::empty_strided_generic(
-      size, stride, device_allocator(), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
+      size, stride, c10::GetAllocator(kType), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), c10::dtype_or_default(dtype));
 }
 
 /* A tensor whose memory somebody else holds: nothing that a queue lets go of is Python's. */
@@ -95,7 +95,7 @@ Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) 
 void resize_bytes(const c10::Storage& storage, size_t nbytes) {
   int device = storage.device().index();
   c10::OptionalDeviceGuard guard(storage.device());
-  auto data = device_allocator()->allocate(nbytes);
+  auto data = c10::GetAllocator(kType)->allocate(nbytes);
   auto kept = std::min(nbytes, storage.nbytes());
   if (kept > 0)
     current_stream(device).enqueue(
@@ -122,7 +122,7 @@ Tensor& set_whole_storage(Tensor& self, at::Storage source) {
 }
 
 void record_stream(Tensor& self, c10::Stream stream) {
-  device_allocator()->recordStream(self.storage().data_ptr(), stream);
+  c10::getDeviceAllocator(kType)->recordStream(self.storage().data_ptr(), stream);
 }
 
 /* ---- what torch asks a backend for by name ---- */

@@ -251,7 +251,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override { delete static_cast<Event*>(event); }
 
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
-    device_allocator()->recordStream(data, stream);
+    c10::getDeviceAllocator(kType)->recordStream(data, stream);
   }
 };
 

@@ -97,8 +97,6 @@ struct KernelScope {
 
 bool is_device_address(const void* address);
 int device_of_address(const void* address);
-c10::DeviceAllocator* device_allocator();
-void release_block(void* address); /* the deleter of every block of a device, whoever asked for it */
 void install_allocators();
 void set_limit(int device, int64_t nbytes);
 void set_others(int device, int64_t nbytes); /* what another process has of it */

@@ -9,7 +9,7 @@ a multiplication or an addition has the device's own bits, as in PyTorch's ops t
 
 from __future__ import annotations
 
-from vdnn.codecs.kernels.torch_chunks import workspace_nbytes
+from vdnn.codecs.kernels.temporaries import workspace_nbytes
 from vdnn.codecs.kernels.torch_floats import expand, reduce
 from vdnn.codecs.kernels.torch_masks import masked_gradient, pack_mask, unpack_mask
 from vdnn.codecs.kernels.torch_sparse import csr_decode, csr_encode, sparse_decode, sparse_encode

@@ -39,12 +39,14 @@ class Surroundings:
     what runs outside of the model between forward and backward: a loss, say. `expected_nbytes` is what may be held
     there as long as nobody has seen it: a plan leaves room for it where the budget has that, else as much as there is.
     `interpreter_nbytes` are no tensors, and in the same memory: the objects that the interpreter holds for the step, or
-    on an accelerator, where there are none, what its allocator rounds up."""
+    on an accelerator, where there are none, what its allocator rounds up. `in_arena`: the step runs in an arena of
+    whole blocks on an accelerator, which is reserved all the time, as is what lies outside of it."""
 
     num_in_flight: int = 1
     outside_nbytes: int = 0
     interpreter_nbytes: int = 0
     expected_nbytes: int = 0
+    in_arena: bool = False
 
     def __post_init__(self) -> None:
         nbytes = (self.outside_nbytes, self.interpreter_nbytes, self.expected_nbytes)
@@ -73,6 +75,7 @@ class Surroundings:
             max(self.outside_nbytes, other.outside_nbytes),
             max(self.interpreter_nbytes, other.interpreter_nbytes),
             max(self.expected_nbytes, other.expected_nbytes),
+            self.in_arena or other.in_arena,
         )
 
 

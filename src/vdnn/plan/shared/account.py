@@ -13,6 +13,11 @@ first plan leaves what such losses take (`expected_nbytes`), or as much of it as
 why a plan is refused, and always in the budget that a refusal names. When the step has shown less, the plan is made
 again with that (`compile/replanning.py`).
 
+Note: [An arena of whole blocks]
+On an accelerator a step lies in an arena that is reserved all the time, larger than what is alive in it by what packing
+whole blocks wastes; and what the caller gets lies outside, reserved too. So its account is what both take, and a plan
+that is too large for the budget so is made again with that much less.
+
 Known weakness: other steps count with their whole stash, also while their own backward frees it.
 """
 
@@ -23,6 +28,7 @@ from dataclasses import replace
 
 from vdnn.errors import Infeasible
 from vdnn.ir import Role
+from vdnn.plan.addresses.step_arena import step_arena
 from vdnn.plan.judge.residency import holdings
 from vdnn.plan.model.budget import Asked
 from vdnn.plan.model.problem import Problem
@@ -40,6 +46,9 @@ _THERE_BEFORE = frozenset({*_PERSISTENT, Role.INPUT})
 
 NUM_HALVINGS = 7
 """How closely the largest budget for one step is looked for: to a hundredth of what lies between least and most."""
+
+NUM_HALVINGS_ARENA = 4
+"""The same for an arena, which is packed anew for every plan. The first try takes off what was too much."""
 
 NUM_HALVINGS_UNSEEN = 3
 """The same for a loss that nobody has seen: that plan may not be the last. Where nothing is left over beside such a
@@ -61,7 +70,10 @@ def stash_nbytes(plan: Plan) -> int:
 
 
 def account_nbytes(plan: Plan, around: Surroundings) -> int:
-    """The peak of everything together, but for what is only expected."""
+    """The peak of everything together, but for what is only expected. Note: [An arena of whole blocks]"""
+    if around.in_arena:
+        further = (around.num_in_flight - 1) * stash_nbytes(plan)
+        return around.interpreter_nbytes + further + step_arena(plan).reserved_nbytes + around.outside_nbytes
     beside, waiting = _beside_and_waiting(plan, around)
     return beside + max(plan.peak_nbytes, waiting + around.outside_nbytes)
 
@@ -132,20 +144,27 @@ def _largest_that_fits(
     try:
         plan = decide(_for_tensors(problem, most))
     except Infeasible as reason:
-        if around.num_in_flight == 1 and not around.as_expected.outside_nbytes:
+        if around.num_in_flight == 1 and not around.as_expected.outside_nbytes and not around.in_arena:
             raise
-        raise _refusal(decide(_for_tensors(problem, reason.minimum_nbytes)), problem, reason.way_out) from None
-    if account_nbytes(plan, around.as_expected) <= budget_nbytes:
+        least = _least_nbytes(problem, decide) if around.in_arena else reason.minimum_nbytes
+        raise _refusal(decide(_for_tensors(problem, least)), problem, reason.way_out) from None
+    too_much = account_nbytes(plan, around.as_expected) - budget_nbytes
+    if too_much <= 0:
         return plan, around.as_seen
     least = _least_nbytes(problem, decide)
     best = decide(_for_tensors(problem, least))
     if account_nbytes(best, around) > budget_nbytes:
         raise _refusal(best, problem)
-    room_nbytes = budget_nbytes - sum(_beside_and_waiting(best, around))
+    if around.in_arena:
+        room_nbytes = budget_nbytes - account_nbytes(best, replace(around, outside_nbytes=0))
+    else:
+        room_nbytes = budget_nbytes - sum(_beside_and_waiting(best, around))
     left = replace(around.as_seen, outside_nbytes=min(around.as_expected.outside_nbytes, room_nbytes))
     is_seen = around.as_expected == around
-    for _ in range(NUM_HALVINGS if is_seen else NUM_HALVINGS_UNSEEN * (room_nbytes > left.outside_nbytes)):
-        middle = (least + most) // 2
+    num_halvings = NUM_HALVINGS if is_seen else NUM_HALVINGS_UNSEEN * (room_nbytes > left.outside_nbytes)
+    for number in range(NUM_HALVINGS_ARENA if around.in_arena else num_halvings):
+        is_guessed = around.in_arena and number == 0 and least < most - too_much
+        middle = most - too_much if is_guessed else (least + most) // 2
         plan = decide(_for_tensors(problem, middle))
         if account_nbytes(plan, left) <= budget_nbytes:
             best, least = plan, middle
@@ -187,5 +206,6 @@ def _words(around: Surroundings, asked: Asked) -> str:
         outside = f", and {expected} for a loss outside of the model, as cross_entropy of its outputs takes"
     objects = f", {format_nbytes(around.interpreter_nbytes)} of the interpreter" if around.interpreter_nbytes else ""
     steps = "1 step" if around.num_in_flight == 1 else f"{around.num_in_flight} steps in flight at once"
+    arena = " in an arena of whole blocks" if around.in_arena else ""
     alone = "; a share is one of the steps without it" if asked.share is not None and around.expected_nbytes else ""
-    return f"The account is of {steps}{outside}{objects}{alone}."
+    return f"The account is of {steps}{arena}{outside}{objects}{alone}."

@@ -10,30 +10,47 @@ from contextlib import contextmanager
 import torch
 
 from vdnn.hardware.where import CPU
+from vdnn.plan.model.surroundings import Surroundings
 from vdnn.runtime.process_memory import return_freed_memory_if_possible
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
-from vdnn.runtime.step_memory.library import begin_step_library, step_library
-from vdnn.runtime.step_memory.step_memory import MemoryCounts, StepMemory, UnplannedMemory
+from vdnn.runtime.step_memory.device_memory import DeviceMemory
+from vdnn.runtime.step_memory.library import begin_step_library, device_library, step_library
+from vdnn.runtime.step_memory.step_memory import MemoryCounts, RunningHalf, StepMemory, UnplannedMemory
 
 __all__ = [
+    "DeviceMemory",
     "MappedMemory",
     "MemoryCounts",
+    "RunningHalf",
     "StepMemory",
     "UnplannedMemory",
+    "aside",
     "begin_step_library",
     "open_step_memory",
     "returned_memory",
+    "surroundings_on",
 ]
 
 
-def open_step_memory(*, within_budget: bool = False) -> StepMemory | UnplannedMemory:
-    """Memory for the steps of one model; without the library, malloc's, which is told to return what is freed where a
-    budget is to be kept. That holds for the rest of the process, and is said before anything large is allocated
-    (Note: [The settings come first])."""
+def open_step_memory(where: torch.device = CPU, *, within_budget: bool = False) -> StepMemory | UnplannedMemory:
+    """Memory for the steps of one model. Without the library, an accelerator's is that of its own allocator, and the
+    CPU's is malloc's, which is told to return what is freed where a budget is to be kept. That holds for the rest of
+    the process, and is said before anything large is allocated (Note: [The settings come first])."""
+    if where != CPU:
+        on_device = device_library(where.type)
+        if on_device.functions is None:
+            return UnplannedMemory(on_device.missing)
+        return DeviceMemory(StepAllocator(on_device.functions, str(where)))
     library = step_library()
     if library.functions is not None:
         return StepMemory(StepAllocator(library.functions))
     return UnplannedMemory(library.missing, returns_freed=within_budget and return_freed_memory_if_possible())
+
+
+def surroundings_on(where: torch.device) -> Surroundings:
+    """What the memory of steps there means to an account."""
+    has_arena = where != CPU and device_library(where.type).functions is not None
+    return Surroundings(in_arena=has_arena)
 
 
 class MappedMemory:
@@ -58,6 +75,21 @@ class MappedMemory:
     def __exit__(self, *error: object) -> None:
         if self._allocator is not None:
             self._allocator.end_half([])
+
+
+@contextmanager
+def aside(where: torch.device) -> Iterator[None]:
+    """What this thread takes inside is not the same in every step, and gone with it: temporaries of kernels that are
+    made of torch's ops, whose shapes and copies follow the data. It takes holes of an accelerator's arena."""
+    functions = None if where.type == CPU.type else device_library(where.type).functions
+    if functions is None:
+        yield
+        return
+    functions.vdnn_step_aside(1)
+    try:
+        yield
+    finally:
+        functions.vdnn_step_aside(-1)
 
 
 @contextmanager

@@ -20,18 +20,21 @@ Numbers = npt.NDArray[np.int64]
 
 
 class Kind(IntEnum):
-    """Where a block lies; the words are those of `csrc/step_allocator.cpp`."""
+    """Where a block lies; the words are those of `csrc/pages.h`."""
 
     IN_PLACE = 0
     MOVED = 1
     KEPT = 2
-    MAPPED = 3
+    ALONE = 3
     SMALL = 4
+    HOLE = 5
+    GONE = 6
 
 
 class LoggedBlock(NamedTuple):
     """A block of the iteration. `begin` and `end` count its allocations and releases; `end` is -1 while it is alive.
-    `half` counts the halves, times between two among them; `is_held` says that the caller of the half got it."""
+    `half` counts the halves, times between two among them; `is_held` says that the caller of the half got it. `offset`
+    is its place in the arena, -1 where it has none."""
 
     nbytes: int
     begin: int
@@ -39,6 +42,7 @@ class LoggedBlock(NamedTuple):
     half: int
     is_held: int
     kind: int
+    offset: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +75,11 @@ NO_SLOTS = Slots(np.zeros((0, 5), dtype=np.int64), np.zeros((0, 2), dtype=np.int
 
 
 class StepAllocator:
-    def __init__(self, functions: ctypes.PyDLL) -> None:
+    """`where`: an accelerator's name, or empty for the CPU."""
+
+    def __init__(self, functions: ctypes.PyDLL, where: str = "") -> None:
         self._functions = functions
-        self._number = functions.vdnn_step_open()
+        self._number = functions.vdnn_step_open_on(where.encode()) if where else functions.vdnn_step_open()
         self._counts = np.zeros(len(Counts.__dataclass_fields__), dtype=np.int64)
         self._counts_address = self._counts.ctypes.data
         weakref.finalize(self, functions.vdnn_step_close, self._number).atexit = False
@@ -82,6 +88,24 @@ class StepAllocator:
         self._functions.vdnn_step_begin_half(
             self._number, slots.slots.ctypes.data, len(slots.slots), slots.extents.ctypes.data, len(slots.extents)
         )
+
+    def guide(self, planned: Numbers) -> None:
+        """Of the half that this thread has just begun: where blocks lie that nobody has seen yet, four numbers each, in
+        the order in which they are taken."""
+        self._functions.vdnn_step_guide(planned.ctypes.data, len(planned))
+
+    def at(self, position: int) -> None:
+        """This thread's innermost half runs this instruction of its plan."""
+        self._functions.vdnn_step_at(position)
+
+    def wants_its_place(self, address: int, number: int) -> bool:
+        """Whether the block at this address should lie at the place of this number in the guide: the next one of its
+        size will, and is to be exchanged with it."""
+        return bool(self._functions.vdnn_step_wants_its_place(address, number))
+
+    def exchange(self, one: int, other: int) -> None:
+        """Two storages, by their identity, exchange their memory."""
+        self._functions.vdnn_step_exchange(one, other)
 
     def begin_repeated(self) -> None:
         """A half without a layout, of work that is repeated: what it frees waits for the next time."""

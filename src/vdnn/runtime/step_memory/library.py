@@ -26,20 +26,29 @@ from torch.utils.cpp_extension import include_paths, library_paths
 
 from vdnn.environment import cache_dir, compiler_command, uses_step_memory
 from vdnn.plan.addresses.layout import SMALLEST_NBYTES
-from vdnn.torch_private import torch_version
+from vdnn.runtime.step_memory.allocator import NO_SLOTS, StepAllocator
+from vdnn.torch_private import torch_version, without_torch_dispatch
 
-ABI = 2  # kAbi in csrc/step_allocator.cpp
+ABI = 3  # kAbi in csrc/step_allocator.cpp
 SOURCE = Path(__file__).parent / "csrc" / "step_allocator.cpp"
 FLAGS = ("-O2", "-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden")
 BUILD_S = 120.0
 """A build takes a few seconds; a compiler that takes so long waits for something."""
 
-NUMBER, NUMBERS, RESULT = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int
+NUMBER, NUMBERS, RESULT, NAME = ctypes.c_int64, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
 SIGNATURES = {
     "install": (RESULT, NUMBER),
+    "install_on": (RESULT, NAME),
+    "leave": (None, NAME),
     "open": (NUMBER,),
+    "open_on": (NUMBER, NAME),
     "close": (None, NUMBER),
     "begin_half": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
+    "guide": (None, NUMBERS, NUMBER),
+    "at": (None, NUMBER),
+    "aside": (None, NUMBER),
+    "wants_its_place": (RESULT, NUMBER, NUMBER),
+    "exchange": (None, NUMBER, NUMBER),
     "begin_repeated": (None, NUMBER),
     "end_half": (None, NUMBER, NUMBERS, NUMBER),
     "begin_between": (None, NUMBER, NUMBERS, NUMBER, NUMBERS, NUMBER),
@@ -87,6 +96,32 @@ def step_library() -> StepLibrary:
     return StepLibrary(library)
 
 
+@functools.cache
+def device_library(kind: str) -> StepLibrary:
+    """The library, set as PyTorch's allocator of this kind of accelerator."""
+    library = step_library()
+    if library.functions is None:
+        return library
+    if not library.functions.vdnn_step_install_on(kind.encode()):
+        return StepLibrary(None, f"the allocator of {kind} cannot be wrapped")
+    if not _is_asked(library.functions, kind):
+        library.functions.vdnn_step_leave(kind.encode())
+        return StepLibrary(None, f"tensors on {kind} come from an allocator that cannot be wrapped")
+    return library
+
+
+def _is_asked(functions: ctypes.PyDLL, kind: str) -> bool:
+    """Whether a tensor that is made inside of a half is heard of. Backends may ask an allocator of their own."""
+    where = torch.device(kind, torch.accelerator.current_device_index())
+    allocator = StepAllocator(functions, str(where))
+    allocator.begin_half(NO_SLOTS)
+    with without_torch_dispatch():
+        made = torch.empty(1, device=where)
+    allocator.end_half([])
+    del made
+    return len(allocator.log()) > 0
+
+
 def _built() -> Path:
     """Where the library lies. An ImportError says why it cannot be had."""
     if not uses_step_memory():
@@ -96,8 +131,8 @@ def _built() -> Path:
     compiler = shutil.which(compiler_command())
     if compiler is None:
         raise ImportError(f"there is no C++ compiler ({compiler_command()!r} was not found; CXX names another)")
-    command = _command(compiler)
-    key = hashlib.sha256("\0".join((*command, torch_version(), SOURCE.read_text())).encode()).hexdigest()[:16]
+    command, sources = _command(compiler), [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
+    key = hashlib.sha256("\0".join((*command, torch_version(), *sources)).encode()).hexdigest()[:16]
     target = cache_dir() / f"step_memory_{key}.so"
     if not _is_ours(target):
         _build(command, target)

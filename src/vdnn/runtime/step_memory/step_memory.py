@@ -25,14 +25,14 @@ import resource
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 
-from vdnn.plan.addresses.layout import TimedBlock
-from vdnn.plan.addresses.pack import pack
-from vdnn.runtime.step_memory.allocator import NO_SLOTS, Counts, Kind, LoggedBlock, Slots, StepAllocator
+from vdnn.plan.model.surroundings import ALONE
+from vdnn.plan.plan import Plan
+from vdnn.runtime.step_memory.allocator import NO_SLOTS, Counts, LoggedBlock, Slots, StepAllocator
+from vdnn.runtime.step_memory.planned_iteration import Between, PlannedIteration, plan_iteration
 
 MAX_LAYOUTS = 16
 """So many sequences of halves are remembered: a few shapes, with and without the odd last batch."""
@@ -43,25 +43,6 @@ followed as far as it goes."""
 
 MAX_HALVES = 2048
 """An iteration that is longer never ends (something holds on to what a forward stashed): it is not learned."""
-
-
-class Between(NamedTuple):
-    """The key of what runs after a forward, up to the half that comes next."""
-
-    forward: Hashable
-
-
-@dataclass(frozen=True, eq=False)
-class PlannedIteration:
-    """The halves of one iteration by key, and the slots of each, in an arena of `arena_nbytes` of which `peak_nbytes`
-    are alive at most."""
-
-    keys: tuple[Hashable, ...]
-    slots: tuple[Slots, ...]
-    kept: frozenset[tuple[int, int]]
-    arena_nbytes: int
-    peak_nbytes: int
-    num_relearned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +65,12 @@ class RunningHalf:
     def __init__(self) -> None:
         self.held: list[int] = []
 
+    def at(self, position: int) -> None:
+        """This instruction of the half's plan runs now."""
+
+    def got(self, position: int, results: Sequence[tuple[int, torch.Tensor]]) -> None:
+        """These are its results, each with its storage in the graph."""
+
     def hold(self, tensors: Sequence[Any]) -> None:
         """The caller of the half gets these, and may keep them for as long as it likes."""
         self.held += [tensor.untyped_storage().data_ptr() for tensor in tensors if _has_memory(tensor)]
@@ -95,9 +82,10 @@ class UnplannedMemory:
 
     def __init__(self, missing: str, *, returns_freed: bool = False) -> None:
         self.missing, self.returns_freed, self.outside_nbytes = missing, returns_freed, 0
+        self.surroundings, self.sees_outside = ALONE, False
 
     @contextmanager
-    def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:
+    def half(self, key: Hashable, *, is_forward: bool, plan: Plan | None = None) -> Iterator[RunningHalf]:
         yield RunningHalf()
 
     def counts(self) -> None:
@@ -120,6 +108,12 @@ class UnplannedMemory:
 class StepMemory:
     """One per virtualized model. Halves of several threads may overlap; then nothing is learned of them."""
 
+    surroundings = ALONE
+    """What its arena means to an account."""
+
+    sees_outside = True
+    """Whether `outside_nbytes` is all that runs between halves."""
+
     def __init__(self, allocator: StepAllocator) -> None:
         self._allocator = allocator
         self._planned: dict[Hashable, PlannedIteration] = {}
@@ -138,14 +132,13 @@ class StepMemory:
         self.missing, self.returns_freed = "", False
 
     @contextmanager
-    def half(self, key: Hashable, *, is_forward: bool) -> Iterator[RunningHalf]:
-        """Run one half inside. `key` says which: the same key asks for the same blocks."""
+    def half(self, key: Hashable, *, is_forward: bool, plan: Plan | None = None) -> Iterator[RunningHalf]:
+        """Run one half of `plan` inside. `key` says which: the same key asks for the same blocks."""
         if is_forward and self._allocator.counts().num_stashed == 0:
-            self._begin_iteration(key)
+            self._begin_iteration(key, plan)
         self._end_between()
-        self._allocator.begin_half(self._slots_of(key))
+        half = self._begin_half(key, plan)
         faults = _num_page_faults()
-        half = RunningHalf()
         try:
             yield half
         finally:
@@ -173,6 +166,10 @@ class StepMemory:
         self._planned.clear()
         self._is_forgotten = True
 
+    def _begin_half(self, key: Hashable, plan: Plan | None) -> RunningHalf:
+        self._allocator.begin_half(self._slots_of(key))
+        return RunningHalf()
+
     def _begin_between(self, key: Hashable) -> None:
         self._is_between = True
         self._allocator.begin_between(self._slots_of(Between(key)))
@@ -196,15 +193,19 @@ class StepMemory:
             return NO_SLOTS
         return planned.slots[position]
 
-    def _begin_iteration(self, key: Hashable) -> None:
+    def _begin_iteration(self, key: Hashable, plan: Plan | None) -> None:
         if self._keys:
             self._end_iteration()
         self._allocator.begin_iteration()
         self._keys, self._num_faults, self._is_forgotten = [], 0, False
         self._followed = self._planned.get(key)
         self._is_followed = self._followed is not None
-        if not self._is_followed:  # it is recorded apart from the arena, whose pages would come on top
-            self.make_room()
+        if not self._is_followed:
+            self._begin_unknown(plan)
+
+    def _begin_unknown(self, plan: Plan | None) -> None:
+        """It is recorded apart from the arena, whose pages would come on top."""
+        self.make_room()
 
     def _end_iteration(self) -> None:
         """The iteration before is over: nothing that it stashed is alive."""
@@ -220,14 +221,25 @@ class StepMemory:
         num_relearned = before.num_relearned + 1 if was_as_planned and before is not None else 0
         if num_relearned <= MAX_RELEARNED:
             kept = before.kept if was_as_planned and before is not None else frozenset()
-            self._learn(plan_iteration(tuple(self._keys), self._allocator.log(), kept, num_relearned))
+            self._learn(self._plan(tuple(self._keys), self._allocator.log(), kept, num_relearned))
+
+    def _plan(
+        self,
+        keys: tuple[Hashable, ...],
+        log: Sequence[LoggedBlock],
+        kept_before: frozenset[tuple[int, int]] = frozenset(),
+        num_relearned: int = 0,
+    ) -> PlannedIteration:
+        return plan_iteration(keys, log, kept_before, num_relearned)
 
     def _learn(self, planned: PlannedIteration) -> None:
         self._planned.pop(planned.keys[0], None)
         while len(self._planned) >= MAX_LAYOUTS:
             self._planned.pop(next(iter(self._planned)))
         self._planned[planned.keys[0]] = planned
-        needed = max(each.arena_nbytes for each in self._planned.values())
+        self._reserve(max(each.arena_nbytes for each in self._planned.values()))
+
+    def _reserve(self, needed: int) -> None:
         if needed != self._allocator.counts().arena_nbytes and not self._allocator.reserve(needed):
             self.missing = f"the system refuses an arena of {needed} bytes (a limit on addresses, or strict overcommit)"
             self._planned.clear()
@@ -245,58 +257,9 @@ class StepMemory:
         )
 
 
-def plan_iteration(
-    keys: tuple[Hashable, ...],
-    log: Sequence[LoggedBlock],
-    kept_before: frozenset[tuple[int, int]] = frozenset(),
-    num_relearned: int = 0,
-) -> PlannedIteration:
-    """Places for all blocks of an iteration that was recorded. A block that the caller still holds when the next
-    iteration begins is kept; what was kept once stays so. Blocks are named by their half and their rank in it."""
-    names = _names(log)
-    kept = kept_before | {name for name, block in zip(names, log, strict=True) if block.is_held and block.end < 0}
-    end = 1 + max((max(block.begin, block.end) for block in log), default=0)
-    timed = [
-        TimedBlock(block.nbytes, block.begin, end if _may_last(block, keys) else block.end)
-        for name, block in zip(names, log, strict=True)
-        if name not in kept
-    ]
-    layout = pack(timed)
-    places = iter(layout.places)
-    slots: list[list[tuple[int, ...]]] = [[] for _ in keys]
-    extents: list[list[tuple[int, int]]] = [[] for _ in keys]
-    for name, block in zip(names, log, strict=True):
-        place = () if name in kept else next(places)
-        kind = Kind.KEPT if name in kept else Kind.MOVED if block.is_held or len(place) > 1 else Kind.IN_PLACE
-        slots[block.half].append((block.nbytes, kind, block.is_held, len(extents[block.half]), len(place)))
-        extents[block.half] += [(extent.begin, extent.nbytes) for extent in place]
-    halves = tuple(Slots(_numbers(s, 5), _numbers(e, 2)) for s, e in zip(slots, extents, strict=True))
-    return PlannedIteration(keys, halves, kept, layout.arena_nbytes, layout.peak_nbytes, num_relearned)
-
-
-def _may_last(block: LoggedBlock, keys: tuple[Hashable, ...]) -> bool:
-    """Whether its place is its own up to the end of the iteration: nobody has freed it, or its caller may free it later
-    the next time. What a loss outside takes comes and goes as in a half."""
-    return block.end < 0 or (bool(block.is_held) and not isinstance(keys[block.half], Between))
-
-
-def _names(log: Sequence[LoggedBlock]) -> list[tuple[int, int]]:
-    """Of every block the half it is of, and how many that half asked for before it."""
-    seen: dict[int, int] = {}
-    names = []
-    for block in log:
-        names.append((block.half, seen.get(block.half, 0)))
-        seen[block.half] = names[-1][1] + 1
-    return names
-
-
-def _numbers(rows: Sequence[Sequence[int]], width: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return np.ascontiguousarray(np.array(rows, dtype=np.int64).reshape(-1, width))
-
-
 def _num_page_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _has_memory(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.layout == torch.strided
+    return isinstance(value, torch.Tensor) and value.device.type != "meta" and value.layout == torch.strided

@@ -59,7 +59,6 @@ class CheckingOps:
         self._compute = CheckedStream("compute")
         self._num_streams = 0
         self._accesses: list[Access] = []
-        self._kept_for: dict[int, list[CheckedStream]] = {}  # address of a storage -> streams its memory waits for
 
     # What streams.py calls
 
@@ -81,9 +80,6 @@ class CheckingOps:
         self._access(stream, _range(source), f"copy on {stream.name} reads", is_write=False)
         self._access(stream, _range(target), f"copy on {stream.name} writes", is_write=True)
 
-    def record_stream(self, tensor: torch.Tensor, stream: CheckedStream) -> None:
-        self._kept_for.setdefault(tensor.untyped_storage().data_ptr(), []).append(stream)
-
     def synchronize(self, event: VectorClock) -> None:
         _merge(self._hosts.setdefault(threading.get_ident(), {}), event)
 
@@ -96,11 +92,8 @@ class CheckingOps:
         self._access(self._compute, _range(tensor), "compute writes", is_write=True)
 
     def freed(self, begin: int, nbytes: int) -> None:
-        """The allocator hands these bytes to what compute does next, after the streams they were recorded for."""
-        clock = dict(self._compute.clock)
-        for stream in self._kept_for.pop(begin, []):
-            _merge(clock, stream.clock)
-        self._check(clock, begin, begin + nbytes, "memory is freed", is_write=True)
+        """The allocator hands these bytes to what compute does next."""
+        self._check(self._compute.clock, begin, begin + nbytes, "memory is freed", is_write=True)
         self._accesses = [access for access in self._accesses if not _overlaps(access, begin, begin + nbytes)]
 
     def _access(self, stream: CheckedStream, where: tuple[int, int], words: str, *, is_write: bool) -> None:

@@ -35,10 +35,6 @@ class StreamOps(Protocol):
 
     def copy(self, stream: Stream, target: torch.Tensor, source: torch.Tensor) -> None: ...
 
-    def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
-        """Do not reuse the memory of `tensor` before what `stream` has been given so far is done."""
-        ...
-
     def synchronize(self, event: StreamEvent) -> None:
         """Make the calling thread wait for `event`."""
         ...
@@ -65,10 +61,6 @@ class AcceleratorOps:
     def copy(self, stream: torch.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         with without_torch_dispatch(), stream:
             target.copy_(source, non_blocking=True)
-
-    def record_stream(self, tensor: torch.Tensor, stream: torch.Stream) -> None:
-        with without_torch_dispatch():  # a ticket may go in the middle of a trace, with the garbage
-            tensor.record_stream(stream)
 
     def synchronize(self, event: torch.Event) -> None:
         event.synchronize()

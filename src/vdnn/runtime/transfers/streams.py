@@ -10,8 +10,9 @@ wait or event of this file is left out, a claim of `tests/device` fails:
 
 Note [Waiting in the stream]: `wait_sent` and `wait_fetched` hold up the compute stream, not the thread. Memory freed
 after `wait_sent` goes to operations behind that wait, so the allocator may hand it out at once and the peak is that of
-the plan. Only a ticket that is dropped without its wait (an exception between forward and backward) needs
-`record_stream`, which delays the reuse by however long the device takes.
+the plan. A ticket that is dropped without its wait (an exception between forward and backward) makes the stream wait on
+which its memory was computed. Nothing here asks an allocator to hold memory back (`record_stream`): blocks of a step's
+arena are none of its own (`runtime/step_memory/`).
 
 The disk lies behind the host: worker threads carry bytes on from page-locked memory that is theirs until they are done.
 """
@@ -32,7 +33,7 @@ from vdnn.runtime.pool.accounts import Accounts
 from vdnn.runtime.tiers.host import HostPlace, HostStore
 from vdnn.runtime.tiers.store import Place, Store
 from vdnn.runtime.transfers.stream_meter import StreamMeter
-from vdnn.runtime.transfers.stream_ops import StreamEvent, StreamOps
+from vdnn.runtime.transfers.stream_ops import Stream, StreamEvent, StreamOps
 from vdnn.runtime.transfers.transit import TransitMemory
 from vdnn.runtime.worker import CopyMeter, Job, Worker, naming
 from vdnn.torch_private import without_torch_dispatch
@@ -61,6 +62,9 @@ class StreamTicket:
         self.target: torch.Tensor | None = None
         self.place = place
         self.sent = sent
+        self.computed_on: Stream = owner.current_stream()
+        """What its memory is handed out to next, when it is freed."""
+
         self.target_is_free: StreamEvent | None = None
         self.fetched: StreamEvent | None = None
 
@@ -106,9 +110,12 @@ class StreamTransfers:
         self._ops.wait(self._ops.current_stream(), ticket.sent)
         ticket.source = None
 
+    def current_stream(self) -> Stream:
+        return self._ops.current_stream()
+
     def fetch(self, ticket: StreamTicket, target: torch.Tensor) -> None:
-        ticket.target = target
-        ticket.target_is_free = self._ops.record(self._ops.current_stream())
+        ticket.target, ticket.computed_on = target, self._ops.current_stream()
+        ticket.target_is_free = self._ops.record(ticket.computed_on)
         if isinstance(ticket.place, DiskHop):
             self._start_reading(ticket.place, target.numel())
         else:
@@ -138,16 +145,17 @@ class StreamTransfers:
             store.close()
 
     def abandon(self, ticket: StreamTicket) -> None:
-        """A ticket goes. Copies it did not wait for go on: their device memory and their host place are not reused
-        before. A later copy out may get the host place, so that stream waits for the copy in. What they bring is read
+        """A ticket goes, maybe with the garbage on another thread. Copies it did not wait for go on: their device
+        memory and their host place are not reused before. A later copy out may get the host place, so that stream waits
+        for the copy in; what is computed next may get the device memory, so it waits for both. What they bring is read
         by nobody; what they touch must not be another's by then, nor given back to the system. Of a device that is gone
         nothing is."""
+        is_coming = ticket.target is not None and ticket.fetched is not None
         with suppress(torch.AcceleratorError):
-            if ticket.source is not None:
-                self._ops.record_stream(ticket.source, self._out)
-            if ticket.target is not None and ticket.fetched is not None:
-                self._ops.record_stream(ticket.target, self._in)
+            if is_coming:
                 self._ops.wait(self._out, ticket.fetched)
+            if is_coming or ticket.source is not None:
+                self._ops.wait(ticket.computed_on, self._ops.record(self._out))
 
     def _copy_out(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> StreamEvent:
         with self._meter_to_host.timing(source.numel()):
