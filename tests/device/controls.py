@@ -7,9 +7,11 @@ import torch
 DEFAULT_SMALL, DEFAULT_LARGE = 2 << 20, 20 << 20
 
 
-def set_limit(nbytes: int | None, device: int = 0) -> None:
-    """Reserved bytes past which an allocation raises torch.OutOfMemoryError; None is 4 GiB."""
-    torch.ops.vdev.set_limit(device, -1 if nbytes is None else nbytes)
+def set_limit(nbytes: int | None, device: int | None = None) -> None:
+    """Reserved bytes of a device, the current one, past which an allocation raises torch.OutOfMemoryError; None is
+    4 GiB."""
+    index = torch.accelerator.current_device_index() if device is None else device
+    torch.ops.vdev.set_limit(index, -1 if nbytes is None else nbytes)
 
 
 def set_segments(small_nbytes: int = DEFAULT_SMALL, large_nbytes: int = DEFAULT_LARGE) -> None:
