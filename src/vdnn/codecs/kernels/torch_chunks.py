@@ -2,7 +2,7 @@
 
 Enters: flat tensors on one device, any device. Leaves: views of them. The one idea: nothing here or in the files beside
 it asks the device for a number. Shapes follow from what the host knows, what data decides stays on the device, and so
-the host never waits. Temporaries are those of one chunk: `workspace_nbytes` bounds them.
+the host never waits. Temporaries are those of one chunk: `workspace_nbytes` in `chunk_sizes.py` bounds them.
 """
 
 from __future__ import annotations
@@ -11,13 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
+from vdnn.codecs.kernels.chunk_sizes import chunk_size
 from vdnn.codecs.kernels.element_types import element_bits, element_nbytes
 from vdnn.codecs.kernels.reference_masks import chunks
-
-LARGEST_CHUNK = 3 * 2**18  # elements: whole words of fp10, whole blocks and rows; enough to keep a device busy
-SMALLEST_CHUNK = 3 * 2**12
-NUM_CHUNKS = 16  # of a tensor in between: the more chunks, the less room they take and the more kernels are launched
-NBYTES_PER_ELEMENT = 56  # of temporaries: places, indices and gathered values of 64 bits are there at once
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -38,18 +34,6 @@ def pattern(value: float, dtype: str) -> int:
     """The bits of `value` in `dtype`, as the integer that `elements` shows them as."""
     bits, width = element_bits(value, dtype), 8 * element_nbytes(dtype)
     return bits if width == 8 else signed(bits, width)
-
-
-def chunk_size(n: int) -> int:
-    """How many of n elements are worked on at once."""
-    share = -(-n // (NUM_CHUNKS * SMALLEST_CHUNK)) * SMALLEST_CHUNK
-    return min(max(share, SMALLEST_CHUNK), LARGEST_CHUNK)
-
-
-def workspace_nbytes(n: int, row: int = 1) -> int:
-    """What a kernel allocates at most for n elements beside what it is given. `row`: of a pooling, what its windows
-    move along in memory, width times inner; two rows are worked on at least."""
-    return NBYTES_PER_ELEMENT * max(chunk_size(n), 2 * row)
 
 
 def in_chunks(n: int) -> Iterator[slice]:
