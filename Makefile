@@ -32,8 +32,9 @@ demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 6
 test: setup ## Check every claim in small examples: about 6 minutes on 2 cores
 	$(PYTEST) -m "not slow" --durations=20
 
-test-all: test ## Also the larger examples, and many more random ones: about 14 minutes
+test-all: test ## Also the larger examples, many more random ones, and the suite of every device on the one for tests
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=many --durations=20
+	$(PYTEST) --device vdev --durations=20
 
 check: setup ## Formatting, lint, types, spelling
 	$(BIN)/ruff format --check .
@@ -51,7 +52,7 @@ bench: setup ## Run the benchmarks one after the other: hours (benchmarks/README
 
 gpu: setup ## On the accelerator that is here: its tests, then a benchmark whose record can be sent to us
 	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.accelerator.is_available() and "torch finds no accelerator here")'
-	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest -m "not slow" --device $$($(BIN)/python -c 'import torch; print(torch.accelerator.current_accelerator().type)')
 	$(BIN)/python benchmarks/accelerator.py --save build/accelerator.md && echo "The record is build/accelerator.md"
 
 clean: ## Remove what `make` made

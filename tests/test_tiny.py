@@ -19,8 +19,12 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.cli import main
 from vdnn.errors import CaptureFailed, ForeignPlan, Infeasible, InvalidInput, Unsupported
+from where import rng_state, seeded
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+pytestmark = [
+    pytest.mark.any_device,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
 
 DEVICE = "titan-x"
 MODULE = """
@@ -40,7 +44,7 @@ def network() -> nn.Module:
 
 
 def images(batch: int = 4) -> Tensor:
-    return torch.randn(batch, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+    return torch.randn(batch, 3, 16, 16, generator=seeded(1))
 
 
 def step(model: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -59,7 +63,7 @@ def left_behind(model: nn.Module, run: Callable[[Tensor], Tensor] | None = None)
         kept.append(step(run or model, images()))
         kept += [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
         optimizer.step()
-    return [*kept, *model.state_dict().values(), torch.get_rng_state()]
+    return [*kept, *model.state_dict().values(), rng_state()]
 
 
 def assert_same_bits(virtual: nn.Module, run: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -128,7 +132,7 @@ def test_sums_in_another_order_fit_a_smaller_budget_and_are_named() -> None:
 
     with pytest.raises(Infeasible, match="exact=False") as refusal:
         vdnn.plan(loss, (images(16),), budget="1KiB", hardware=DEVICE)
-    asked: dict[str, Any] = {"budget": f"{refusal.value.minimum_nbytes // 2}B", "hardware": DEVICE, "exact": False}
+    asked: dict[str, Any] = {"budget": f"{refusal.value.minimum_nbytes * 3 // 5}B", "hardware": DEVICE, "exact": False}
     inexact = vdnn.virtualize(loss, (images(16),), **asked)
     for found, expected in zip(gradients(inexact), gradients(loss), strict=True):
         torch.testing.assert_close(found, expected)

@@ -49,7 +49,7 @@ def captured_once(*step: Any) -> Iterator[None]:
 def _kind(tensor: Tensor) -> tuple[Any, ...]:
     """What of a tensor a trace depends on; one of stand-ins is not one of tensors that hold something."""
     is_fake = isinstance(tensor, FakeTensor)
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.requires_grad, is_fake
+    return tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad, is_fake
 
 
 def _reenter(stack: contextlib.ExitStack, joint: Any) -> None:

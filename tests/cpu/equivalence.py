@@ -23,6 +23,7 @@ from vdnn.api import session_of
 from vdnn.ir import Graph, Role
 from vdnn.plan.model.timeline import ROLES, Timeline
 from vdnn.runtime.executor import Executor
+from where import rng_state
 
 virtualize = partial(vdnn.virtualize, hardware="titan-x")
 plan = partial(vdnn.plan, hardware="titan-x")
@@ -56,7 +57,7 @@ def train(step: Step, model: nn.Module, args: tuple[Any, ...], steps: int = 3) -
         outcome.tensors |= {f"step {number}: gradient of {name}": grad for name, grad in gradients(model).items()}
         optimizer.step()
     outcome.tensors |= state(model)
-    outcome.rng_state = torch.get_rng_state()
+    outcome.rng_state = rng_state()
     return outcome
 
 
@@ -131,10 +132,10 @@ def both(plain: Callable[..., Any], virtual: Callable[..., Any], do: Callable[[A
     """`do` with each of the two from the same seed. The generator must end in the same state."""
     torch.manual_seed(SEED)
     expected = do(plain)
-    rng_state = torch.get_rng_state()
+    state_after = rng_state()
     torch.manual_seed(SEED)
     found = do(virtual)
-    assert torch.equal(rng_state, torch.get_rng_state()), "the generator was advanced differently"
+    assert torch.equal(state_after, rng_state()), "a generator was advanced differently"
     return expected, found
 
 

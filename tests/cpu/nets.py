@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
+from where import seeded
+
 EITHER_FRONT_END = pytest.mark.parametrize("front_end", ["just in time", "ahead of time"])
 
 
@@ -71,11 +73,11 @@ class Using(nn.Module):
 
 
 def images(batch: int = 4) -> Tensor:
-    return torch.randn(batch, 3, 8, 8, generator=torch.Generator().manual_seed(batch))
+    return torch.randn(batch, 3, 8, 8, generator=seeded(batch))
 
 
 def rows(batch: int = 3) -> Tensor:
-    return torch.randn(batch, 4, generator=torch.Generator().manual_seed(batch))
+    return torch.randn(batch, 4, generator=seeded(batch))
 
 
 def backward(model: Any, *args: Any) -> None:

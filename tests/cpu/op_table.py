@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
+from where import seeded
+
 Function = Callable[[Tensor], Tensor]
 
 
 def image_batch() -> Tensor:
-    return torch.randn(2, 4, 8, 8, generator=torch.Generator().manual_seed(0))
+    return torch.randn(2, 4, 8, 8, generator=seeded(0))
 
 
 def _drawn_transposed(draw: Callable[[Tensor], Tensor]) -> Function:
@@ -46,7 +48,7 @@ RANDOM: dict[str, Function] = {
     "dropout2d": lambda x: F.dropout2d(x, 0.3),
     "rrelu": lambda x: F.rrelu(x, training=True),
     "rand and randn": lambda x: x * torch.rand_like(x) + torch.randn(8),
-    "normal": lambda x: x + torch.normal(0.0, 1.0, (8,)),
+    "normal": lambda x: x + torch.normal(0.0, 1.0, (8,), device=x.device),
     "bernoulli": lambda x: x + torch.bernoulli(torch.full((8,), 0.3)),
     "uniform_ of a transposed tensor": _drawn_transposed(lambda empty: empty.uniform_()),
     "normal_ of a transposed tensor": _drawn_transposed(lambda empty: empty.normal_()),

@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
+from where import seeded
+
 BATCH, CHANNELS, SIDE = 2, 4, 8
 
 
 def program_images(seed: int) -> Tensor:
-    return torch.randn(BATCH, CHANNELS, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(BATCH, CHANNELS, SIDE, SIDE, generator=seeded(seed))
 
 
 def _conv(kernel: int = 3, **options: object) -> nn.Module:

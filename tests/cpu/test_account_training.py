@@ -10,7 +10,6 @@ import gc
 import re
 import warnings
 from collections.abc import Callable
-from itertools import accumulate
 
 import pytest
 import torch
@@ -19,9 +18,11 @@ from torch import Tensor, nn
 
 import vdnn
 from vdnn.api import session_of
-from vdnn.cost.op_memory import allocation_changes
 from vdnn.errors import BudgetExceeded, Infeasible, InvalidInput
 from vdnn.runtime.step_memory.library import step_library
+from where import here, risen_nbytes, seeded
+
+pytestmark = pytest.mark.any_device
 
 Iteration = Callable[[nn.Module], None]
 
@@ -36,7 +37,7 @@ def network() -> nn.Sequential:
 
 
 def batch(seed: int) -> Tensor:
-    return torch.randn(512, 32, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(512, 32, generator=seeded(seed))
 
 
 def microbatches(count: int) -> Iteration:
@@ -64,8 +65,7 @@ def peak_nbytes(model: nn.Module, iteration: Iteration, inputs_nbytes: int) -> i
     """Of one whole iteration that begins without gradients."""
     model.zero_grad(set_to_none=True)
     gc.collect()
-    changes = allocation_changes(lambda: iteration(model))
-    return sum(parameter.nbytes for parameter in model.parameters()) + max(accumulate(changes, initial=0))
+    return sum(parameter.nbytes for parameter in model.parameters()) + risen_nbytes(lambda: iteration(model))
 
 
 def keep_all_account(iteration: Iteration, in_flight: int) -> int:
@@ -102,6 +102,7 @@ def test_steps_in_flight_that_nobody_named_are_noticed_and_planned_for() -> None
     assert peak_nbytes(virtual, iteration, 4) <= budget + SMALL_NBYTES
 
 
+@pytest.mark.cpu_only("what runs outside of a model is counted in the arena of the CPU")
 def test_a_loss_outside_has_its_room_in_the_budget() -> None:
     if step_library().functions is None:
         pytest.skip(f"what runs outside is counted by the wrapped allocator: {step_library().missing}")
@@ -144,7 +145,7 @@ def language_model() -> nn.Module:
 
 
 def labelled(model: nn.Module) -> Tensor:
-    words = torch.randint(300, (4, 64), generator=torch.Generator().manual_seed(0))
+    words = torch.randint(300, (4, 64), generator=seeded(0))
     return model(input_ids=words, labels=words).loss
 
 
@@ -155,7 +156,7 @@ def one_step(model: nn.Module) -> None:
 
 def one_step_in_bfloat16(model: nn.Module) -> None:
     torch.manual_seed(1)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(here().type, torch.bfloat16):
         loss = labelled(model)
     loss.backward()
 
@@ -203,9 +204,10 @@ class WithLoss(nn.Module):
         return self.layers(images).square().mean()
 
 
+@pytest.mark.cpu_only("what an allocator rounds up, another number for each batch, comes on top of a share")
 def test_a_smaller_last_batch_has_the_bytes_of_the_batches_before_it() -> None:
     """Its own share would be refused: the parameters are as large as ever."""
-    images = [torch.randn(size, 3, 16, 16, generator=torch.Generator().manual_seed(size)) for size in (16, 3)]
+    images = [torch.randn(size, 3, 16, 16, generator=seeded(size)) for size in (16, 3)]
     shares = [least_share_of(WithLoss(), given) for given in images]
     assert shares[0] < shares[1]
     plain, virtual = WithLoss(), vdnn.virtualize(WithLoss(), budget=f"{shares[0]}%")

@@ -11,6 +11,8 @@ from nets import backward
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+pytestmark = pytest.mark.any_device
+
 
 class AsksFirst(nn.Module):
     """Another formula for compilers, as some libraries have."""

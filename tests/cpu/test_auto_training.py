@@ -25,6 +25,8 @@ from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.models import MODELS
 from vdnn.units import Nbytes
 
+pytestmark = pytest.mark.any_device
+
 NETWORKS = ("vgg16", "resnet50", "googlenet", "densenet121", "unet", "vit", "gpt2")
 SLOW = replace(DISK, name="RAM above a slow disk", links=(Link("device", "disk", 1e6), Link("disk", "device", 1e6)))
 MACHINES = {"fast links": DISK, "slow links": SLOW}

@@ -16,6 +16,8 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 from vdnn.compile.backend import vdnn as backend
 
+pytestmark = pytest.mark.any_device
+
 OPTIONS: dict[str, Any] = {"hardware": "titan-x"}
 
 

@@ -19,6 +19,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vdnn
 from vdnn.errors import InvalidInput, Unsupported
+from where import seeded
+
+pytestmark = pytest.mark.any_device
 
 
 class Summed(nn.Module):
@@ -36,7 +39,7 @@ class Summed(nn.Module):
 
 
 def batch() -> Tensor:
-    return torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
+    return torch.randn(256, 32, generator=seeded(0))
 
 
 def saved_and_loaded(model: nn.Module) -> nn.Module:

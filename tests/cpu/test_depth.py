@@ -18,6 +18,8 @@ from vdnn.papers import superneurons_networks
 from vdnn.papers.superneurons_tables import superneurons_problem
 from vdnn.plan import Plan, check, solve
 
+pytestmark = pytest.mark.any_device
+
 RESNET2500 = (6, 32, 788, 6)
 PLANNING_S = 20.0  # the most that planning and checking 10^4 layers may take, in seconds of the processor
 

@@ -24,8 +24,11 @@ from vdnn.hardware.device import Tier, bounded
 from vdnn.hardware.observed_links import as_observed, observed_since
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.units import KiB, MiB
+from where import seeded
 
-BATCH = torch.randn(512, 64, generator=torch.Generator().manual_seed(0))
+pytestmark = pytest.mark.any_device
+
+BATCH = torch.randn(512, 64, generator=seeded(0))
 
 
 def net() -> nn.Module:
@@ -147,6 +150,7 @@ def test_the_limit_of_the_process_for_files_is_a_bound_like_the_disk_s(tmp_path:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.cpu_only("worker threads alone can be slowed down")
 def test_a_disk_that_becomes_slow_in_mid_training_shows_in_the_next_step(tmp_path: Path) -> None:
     virtual = virtual_of(net(), tmp_path)
     session = session_of(virtual)

@@ -27,6 +27,8 @@ from vdnn.runtime.tiers import disk_file
 from vdnn.runtime.tiers.disk import DiskStore
 from vdnn.units import MiB
 
+pytestmark = pytest.mark.any_device
+
 PAGE = 4096
 
 

@@ -19,8 +19,11 @@ from vdnn.errors import LostHandle
 from vdnn.plan.strategy_table import solve
 from vdnn.runtime.executor import Edition, Executor
 from vdnn.runtime.runtime import shared_runtime
+from where import seeded
 
-IMAGES = torch.randn(6, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+pytestmark = pytest.mark.any_device
+
+IMAGES = torch.randn(6, 3, 8, 8, generator=seeded(1))
 
 
 class Net(nn.Module):

@@ -12,6 +12,8 @@ from formed import graphs_of_forms, in_form, least_nbytes
 from nets import ConvNet, images
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.any_device
+
 aten = torch.ops.aten
 
 SPLIT = "convolution backwards split"

@@ -18,6 +18,9 @@ from vdnn.codecs.kernels.tests_of_elements import Test
 from vdnn.ir import Detail, Role, Storage
 from vdnn.runtime.encoded_ops import masked_gradient, window_gradient
 from vdnn.runtime.encodings import all_bytes, raw
+from where import here, seeded
+
+pytestmark = pytest.mark.any_device
 
 aten = torch.ops.aten
 
@@ -27,7 +30,7 @@ SIZES = ((0,), (1,), (7,), (8,), (3, 5), (2, 3, 4, 5), (70_001,))
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Ordinary numbers, NaN, infinities and zeros of both signs."""
-    x = torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    x = torch.randn(*shape, generator=seeded(seed))
     for start, value in enumerate([float("nan"), float("inf"), -float("inf"), 0.0, -0.0]):
         x.view(-1)[start + seed :: 17] = value
     return x
@@ -37,7 +40,7 @@ def encoded(source: Tensor, codec: str, detail: Detail) -> Tensor:
     dtype = str(source.dtype).removeprefix("torch.")
     bound = codec_for(codec, Storage("map", source.nbytes, Role.FEATURE_MAP, dtype, ()), detail)
     encoding = torch.empty(bound.nbytes, dtype=torch.uint8)
-    bound.encode(raw(all_bytes(source)), raw(encoding), kernels_of("cpu"))
+    bound.encode(raw(all_bytes(source)), raw(encoding), kernels_of(here().type))
     return encoding
 
 

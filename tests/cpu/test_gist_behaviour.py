@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from blocks import beside_nbytes
 from equivalence import (
     assert_measured_as_simulated,
     assert_same,
@@ -35,6 +36,9 @@ from vdnn.plan.strategies import gist
 from vdnn.plan.strategies.strategy import Strategy
 from vdnn.plan.strategy_table import STRATEGIES
 from vdnn.runtime.runtime import shared_runtime
+from vdnn.units import Nbytes
+
+pytestmark = pytest.mark.any_device
 
 GIST: dict[str, Any] = {"strategy": "gist"}
 
@@ -261,10 +265,11 @@ def test_encodings_that_travel_come_back_exactly_and_within_the_budget(
     by_hand: Any, machine: str, fetch: str, decoded: bool
 ) -> None:
     strategy = by_hand(travelling(MACHINES[machine].tiers[-1].name, fetch, decoded=decoded))
-    smallest = vdnn.plan(network(), (images(),), hardware=MACHINES[machine], strategy=strategy).peak_nbytes
+    planned = vdnn.plan(network(), (images(),), hardware=MACHINES[machine], strategy=strategy)
+    smallest = planned.peak_nbytes + beside_nbytes(planned.problem.graph)
     plain, virtual = copy.deepcopy(network()), network()
     virtual = vdnn.virtualize(
-        virtual, (images(),), hardware=MACHINES[machine], strategy=strategy, budget=smallest, costs="roofline"
+        virtual, (images(),), hardware=MACHINES[machine], strategy=strategy, budget=Nbytes(smallest), costs="roofline"
     )
     for _ in range(2):
         both(plain, virtual, lambda model: backward(model, images()))
@@ -304,7 +309,14 @@ def test_encodings_that_travel_are_lost_with_their_handle(by_hand: Any) -> None:
 
 def test_an_encoding_that_travels_and_does_not_fit_takes_the_whole_map_along(by_hand: Any) -> None:
     strategy = by_hand(travelling("disk", "late", decoded=False))
-    plain, virtual = pair(network(), hardware=DISK, strategy=strategy, density=0.02, budget="100%", costs="roofline")
+    plain, virtual = pair(
+        network(),
+        hardware=DISK,
+        strategy=strategy,
+        density=0.02,
+        budget="1GiB",
+        costs="roofline",
+    )
     both(plain, virtual, lambda model: backward(model, images()))
     assert_same_state(plain, virtual)
     (executor,) = executors(virtual)

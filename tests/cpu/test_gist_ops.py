@@ -17,12 +17,15 @@ from exactness import actions_of, encodings_of, together, trained, with_shift
 from torch import Tensor, nn
 
 from vdnn.plan.model.actions import Drop
+from where import seeded
+
+pytestmark = pytest.mark.any_device
 
 Function = Callable[[Any, Tensor], Any]
 
 
 def random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    return torch.randn(*shape, generator=seeded(0))
 
 
 def odd_values(*shape: int) -> Tensor:

@@ -25,6 +25,8 @@ import vdnn
 from larger import all_but_larger, larger
 from vdnn.errors import InvalidInput
 
+pytestmark = pytest.mark.any_device
+
 STEPS = 2
 ZOO = tuple(name for name in NAMES if name != "inception-v3")
 """Its blocks are inception-v4's, and it takes the longest of all to capture."""
@@ -53,7 +55,8 @@ def assert_as_simulated_unless_too_dense(virtual: Any) -> None:
 @pytest.mark.parametrize("name", all_but_larger(FEW, ZOO))
 def test_a_network_of_the_zoo_trains_exactly(name: str) -> None:
     _, _, args, expected = small_network(name, STEPS)
-    model, virtual = virtual_copy(name, strategy="gist")
+    # Maps of few numbers vary much from step to step.
+    model, virtual = virtual_copy(name, strategy="gist", density=0.8)
     assert_same(expected, train(virtual, model, args, STEPS))
     assert_as_simulated_unless_too_dense(virtual)
 

@@ -14,6 +14,8 @@ from vdnn.errors import TierFailed, TierFull
 from vdnn.runtime.tiers.host import HostStore
 from vdnn.runtime.tracker import StorageTracker
 
+pytestmark = pytest.mark.any_device
+
 
 def random_bytes(nbytes: int) -> torch.Tensor:
     return torch.randint(0, 256, (nbytes,), dtype=torch.uint8)

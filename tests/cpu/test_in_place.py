@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from vdnn.ir import Graph, Op, Phase, Trait
 
+pytestmark = pytest.mark.any_device
+
 
 def conv_then(function: Any, **parts: Any) -> nn.Module:
     return Using(lambda self, x: function(self, self.conv(x)), conv=nn.Conv2d(3, 4, 3, padding=1), **parts)
@@ -117,6 +119,7 @@ def test_a_result_of_another_dtype_gets_memory_of_its_own() -> None:
     assert {graph.values[value].dtype for op in ops_of(graph, "add") for value in op.writes} == {"float64"}
 
 
+@pytest.mark.cpu_only("its kernels read a row before they write it")
 def test_log_softmax_writes_over_the_logits_and_its_backward_over_the_gradient() -> None:
     model = Using(lambda self, x, y: F.cross_entropy(self.a(x), y), a=nn.Linear(4, 5))
     graph = graph_of(model, rows(), torch.tensor([0, 1, 2]))
@@ -131,6 +134,7 @@ def test_log_softmax_does_not_write_over_logits_that_are_returned() -> None:
     assert not writes_over_what_it_reads(graph, only_op(graph, "_log_softmax"))
 
 
+@pytest.mark.cpu_only("accelerators have one kernel for attention with dropout")
 def test_attention_with_dropout_keeps_one_tensor_of_the_size_of_its_scores_in_forward() -> None:
     # Scores, scaled scores, shares, shares without masked rows: one storage. Beside it only what dropout draws.
     def attend(self: Any, x: Tensor) -> Tensor:
@@ -141,6 +145,7 @@ def test_attention_with_dropout_keeps_one_tensor_of_the_size_of_its_scores_in_fo
     assert sum(graph.storages[s].nbytes == 4 * 2 * 3 * 9 * 9 for s in made) == 3  # scores, noise, what dropout leaves
 
 
+@pytest.mark.cpu_only("accelerators have one kernel for dropout")
 def test_a_result_is_written_over_its_input_through_a_view() -> None:
     model = Using(lambda self, x: F.dropout(self.a(x).view(3, 2, 2), 0.5).square().sum(), a=nn.Linear(4, 4))
     graph = graph_of(model, rows())

@@ -23,6 +23,9 @@ from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.ops.in_place_forms import IN_PLACE_OF, OUT_OF
 from vdnn.capture.tidy.in_place import have_same_layout
 from vdnn.cost.op_memory import workspace_nbytes
+from where import seeded
+
+pytestmark = pytest.mark.any_device
 
 aten = torch.ops.aten
 
@@ -55,7 +58,7 @@ NUM_ELEMENTS = 2 * 301 * 151
 @cache
 def flat_floats(seed: int, dtype: torch.dtype) -> Tensor:
     """Ordinary numbers, and one awkward one in eight. Ops run on copies: nobody writes here."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     flat = torch.randn(NUM_ELEMENTS, generator=generator) * 2
     places = torch.randperm(flat.numel(), generator=generator)[: flat.numel() // 8]
     flat[places] = torch.tensor(AWKWARD).repeat(places.numel() // len(AWKWARD) + 1)[: places.numel()]
@@ -74,7 +77,7 @@ class Source:
         return self.layout(flat_floats(next(self.seeds), self.dtype))
 
     def integers(self, below: int) -> Tensor:
-        generator = torch.Generator().manual_seed(next(self.seeds))
+        generator = seeded(next(self.seeds))
         return self.layout(torch.randint(below, (NUM_ELEMENTS,), generator=generator))
 
     def bools(self) -> Tensor:
@@ -287,6 +290,7 @@ MIXED = {name: LAYOUTS[name] for name in ("channels_last",)} | {
 }
 
 
+@pytest.mark.cpu_only("how kernels lay results out is the device's own affair")
 @EVERY_FORM
 def test_a_trace_lays_results_out_as_the_op_does(op: OpOverload) -> None:
     """The result of a form lies as its victim does, so nobody would notice that the op's own lies otherwise."""

@@ -13,6 +13,9 @@ from nets import Using, backward
 from torch import Tensor, nn
 
 from vdnn.errors import InexactTrace, Unsupported
+from where import here
+
+pytestmark = pytest.mark.any_device
 
 
 def channels_last() -> Tensor:
@@ -43,6 +46,7 @@ class RandomlyLeaks(nn.Module):
         return F.dropout(F.rrelu(images * self.scale, training=True), 0.4)
 
 
+@pytest.mark.cpu_only("how kernels lay results out is the device's own affair")
 @pytest.mark.parametrize("network", [Unpools, RandomlyLeaks])
 def test_an_op_that_is_laid_out_otherwise_than_traced_is_refused_on_the_first_step(network: Any) -> None:
     _, virtual = pair(network())
@@ -68,7 +72,7 @@ class UsesItsWeightTwice(nn.Module):
         self.layer = nn.Linear(8, 8)
 
     def forward(self, rows: Tensor) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(here().type, dtype=torch.bfloat16):
             return self.layer(self.layer(rows)).float()
 
 

@@ -17,10 +17,13 @@ from torch import Tensor, nn
 from vdnn.capture import lower
 from vdnn.errors import BudgetExceeded, Infeasible
 from vdnn.units import Nbytes
+from where import seeded
+
+pytestmark = pytest.mark.any_device
 
 
 def images() -> Tensor:
-    return torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
+    return torch.randn(2, 3, 12, 12, generator=seeded(0))
 
 
 def conv(**options: Any) -> nn.Module:
@@ -60,6 +63,10 @@ def using(function: Callable[..., Any]) -> nn.Module:
     return Using(function, **parts)
 
 
+of_the_cpus_kernels = pytest.mark.cpu_only("what its kernels leave behind stands in a table; of others it is learned")
+
+
+@of_the_cpus_kernels
 @EITHER_FRONT_END
 @pytest.mark.parametrize("name", WITH_LARGER_STORAGES)
 def test_a_kernel_that_takes_more_than_it_shows_is_simulated_to_the_byte(front_end: str, name: str) -> None:
@@ -86,6 +93,7 @@ def test_gradients_of_views_are_simulated_to_the_byte(front_end: str, name: str)
     assert_measured_as_simulated(virtual)
 
 
+@of_the_cpus_kernels
 def test_a_folded_map_is_moved_and_encoded_with_all_of_its_storage() -> None:
     plain = using(lambda self, x: self.one(F.fold(F.unfold(self.one(x), 3), (12, 12), 3).relu()).square().sum())
     x = images()
@@ -103,6 +111,7 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lower, "least_storage_nbytes", lambda node, storages: 0)
 
 
+@of_the_cpus_kernels
 @EITHER_FRONT_END
 def test_a_step_above_its_budget_warns_and_is_planned_again(front_end: str, nothing_is_known: None) -> None:
     plain, x = using(WITH_LARGER_STORAGES["unfold"]), images()
@@ -124,6 +133,7 @@ def test_a_step_above_its_budget_warns_and_is_planned_again(front_end: str, noth
     assert measured.peak_nbytes <= budget_nbytes
 
 
+@of_the_cpus_kernels
 def test_bytes_that_turn_out_too_few_are_refused_before_the_second_step(nothing_is_known: None) -> None:
     model, x = using(WITH_LARGER_STORAGES["unfold"]), images()
     least = executors(virtualize(model, x))[0].plan.peak_nbytes

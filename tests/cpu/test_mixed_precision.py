@@ -11,11 +11,12 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor, nn
 
-import device
 import vdnn
 from vdnn import models
+from where import here
 
-WHERE = device.NAME if device.is_loaded() else "cpu"
+pytestmark = pytest.mark.any_device
+
 NARROW = [torch.bfloat16, torch.float16]
 NUM_STEPS = 3
 
@@ -69,14 +70,14 @@ NETWORKS: dict[str, Callable[[], Trainee]] = {
 def made(network: str) -> Trainee:
     torch.manual_seed(0)
     trainee = NETWORKS[network]()
-    trainee.model.to(WHERE)
-    return replace(trainee, args=tuple(one.to(WHERE) for one in trainee.args))
+    trainee.model.to(here())
+    return replace(trainee, args=tuple(one.to(here()) for one in trainee.args))
 
 
 def trained(trainee: Trainee, step: Callable[..., Tensor], *, is_scaled: bool = True) -> Iterator[Tensor]:
     """Losses, gradients, scales, parameters and buffers of a few steps, with a GradScaler as the guides say."""
     optimizer = torch.optim.SGD(trainee.model.parameters(), lr=1e-3, momentum=0.9)
-    scaler = torch.amp.GradScaler(WHERE, init_scale=1024.0, growth_interval=2, enabled=is_scaled)
+    scaler = torch.amp.GradScaler(here().type, init_scale=1024.0, growth_interval=2, enabled=is_scaled)
     for number in range(NUM_STEPS):
         torch.manual_seed(number)
         optimizer.zero_grad()
@@ -92,7 +93,7 @@ def trained(trainee: Trainee, step: Callable[..., Tensor], *, is_scaled: bool = 
 
 def in_autocast(step: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
     def narrow(*args: Tensor) -> Tensor:
-        with torch.autocast(WHERE, dtype):
+        with torch.autocast(here().type, dtype):
             return step(*args)
 
     return narrow

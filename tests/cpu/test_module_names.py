@@ -9,6 +9,8 @@ import torch
 from equivalence import plan, virtualize
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.any_device
+
 
 class Tied(nn.Module):
     def __init__(self) -> None:

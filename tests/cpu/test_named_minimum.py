@@ -19,6 +19,8 @@ from vdnn.api import session_of
 from vdnn.errors import BudgetExceeded, Infeasible
 from vdnn.runtime.step_memory.library import step_library
 
+pytestmark = pytest.mark.any_device
+
 NUM_STEPS = 4
 
 
@@ -70,6 +72,14 @@ TRAININGS = {
 }
 
 
+def counted(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Of what runs outside of a model."""
+    has_arena = pytest.mark.skipif(step_library().functions is None, reason="what runs outside is not counted here")
+    return has_arena(
+        pytest.mark.cpu_only("what runs outside of a model is counted in an arena, which the CPU has")(test)
+    )
+
+
 def train(kind: Training, budget: Any) -> Any:
     torch.manual_seed(0)
     virtual = vdnn.virtualize(kind.make(), budget=budget)
@@ -99,7 +109,7 @@ def trains(kind: Training, budget: Any) -> bool:
     return True
 
 
-@pytest.mark.skipif(step_library().functions is None, reason="what runs outside is not counted here")
+@counted
 @pytest.mark.parametrize("name", ["perceptron", "tied language model", *larger("segmenter")])
 def test_the_budget_that_a_refusal_names_trains_and_much_less_does_not(name: str) -> None:
     kind = TRAININGS[name]
@@ -116,6 +126,7 @@ def test_who_asked_for_a_share_is_told_one_that_trains() -> None:
     assert trains(kind, share[1])
 
 
+@counted
 def test_a_loss_that_takes_less_than_was_left_for_it_gives_its_room_back() -> None:
     """A mean holds one tensor of the size of the outputs, not three."""
     language, named = (

@@ -18,6 +18,8 @@ import vdnn
 from vdnn.errors import LostHandle, TierFailed, TierFull
 from vdnn.hardware.emulated import emulated
 
+pytestmark = pytest.mark.any_device
+
 KEEPS_ITS_GRAPH = pytest.mark.filterwarnings("ignore:[\\s\\S]*retain_graph=True:vdnn.errors.BudgetExceeded")
 TIGHT: dict[str, Any] = {"budget": "85%", "hardware": DISK, "strategy": "offload"}
 

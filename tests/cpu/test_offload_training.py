@@ -17,6 +17,8 @@ from larger import all_but_larger, larger
 from vdnn.errors import Infeasible
 from vdnn.plan.model.budget import resolve_budget
 
+pytestmark = pytest.mark.any_device
+
 NETWORKS = ("vgg16", "googlenet", "unet", "densenet121", "biglstm", "gpt2")
 """A chain, three that branch, one that recurs, one that attends."""
 

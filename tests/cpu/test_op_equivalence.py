@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from vdnn.errors import CaptureFailed
 
+pytestmark = pytest.mark.any_device
+
 
 def value_and_gradient(function: Any) -> dict[str, Tensor | None]:
     x = image_batch().requires_grad_()

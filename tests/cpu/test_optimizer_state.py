@@ -11,6 +11,8 @@ from vdnn.cli.training import make_optimizer
 from vdnn.ir import Role
 from vdnn.plan.model.optimizer_state import OPTIMIZERS
 
+pytestmark = pytest.mark.any_device
+
 
 def network() -> nn.Module:
     torch.manual_seed(0)

@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from random_examples import examples
 from vdnn.errors import InexactTrace
 
+pytestmark = pytest.mark.any_device
+
 CHANNELS = 4
 
 ELEMENTWISE: dict[str, Callable[[Tensor], Tensor]] = {

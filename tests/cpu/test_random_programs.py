@@ -16,6 +16,8 @@ from larger import larger
 from vdnn.errors import InexactTrace, Infeasible
 from vdnn.hardware.presets import preset
 
+pytestmark = pytest.mark.any_device
+
 DEVICE = preset("titan-x")
 PER_TEST = 6
 QUICK = [range(begin, begin + PER_TEST) for begin in range(0, 24, PER_TEST)]

@@ -13,6 +13,9 @@ from tiers import DISK
 from torch import Tensor, nn
 
 from vdnn.runtime.tiers.disk import DiskStore
+from where import rng_state
+
+pytestmark = pytest.mark.any_device
 
 
 def assert_trains_as_plain(model: nn.Module, *args: Tensor, **options: Any) -> None:
@@ -25,7 +28,7 @@ def assert_trains_as_plain(model: nn.Module, *args: Tensor, **options: Any) -> N
         output = step(*args)
         (output.square() + output).sum().backward()
         gradients = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
-        outcomes.append([output, *gradients, torch.get_rng_state()])
+        outcomes.append([output, *gradients, rng_state()])
     assert len(outcomes[0]) == len(outcomes[1]) > 2
     assert all(map(torch.equal, *outcomes))
 

@@ -19,6 +19,8 @@ from larger import all_but_larger, larger
 from vdnn.plan.judge.schedule import Kind, schedule
 from vdnn.plan.model.bounds import minimum_budget
 
+pytestmark = pytest.mark.any_device
+
 STRATEGIES = ("recompute-speed", "recompute-memory", "recompute-cost", "checkpoint-sqrt", "superneurons")
 NETWORKS = ("alexnet", "resnet50", "gpt2", "biglstm", "unet")
 

@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 import vdnn
 from vdnn.errors import CaptureFailed, InvalidInput, Unsupported
+from where import here
+
+pytestmark = pytest.mark.any_device
 
 
 def lstm(dropout: float) -> nn.Module:
@@ -90,6 +93,7 @@ def test_prod_is_refused_ahead_of_time() -> None:
         virtualize(product(), sample=(rows(),))
 
 
+@pytest.mark.cpu_only("the device for tests has no sparse tensors")
 def test_sparse_gradients_run_plain_and_are_the_same() -> None:
     words = torch.tensor([[1, 2], [2, 0]])
     check(nn.Embedding(10, 4, sparse=True), lambda virtual: backward_of_each(virtual(words)))
@@ -141,7 +145,7 @@ SAMPLES = {
     "no tensor": ((3,), "the sample holds no tensor, only int 3"),
     "nothing": ((), "the sample holds no tensor, only nothing"),
     "a string": ("image", "must be a tensor or a tuple of arguments, not str 'image'"),
-    "a numpy array": ((rows().numpy(),), r"numpy array of shape \(3, 4\).*from_numpy"),
+    "a numpy array": ((rows().cpu().numpy(),), r"numpy array of shape \(3, 4\).*from_numpy"),
 }
 
 
@@ -200,7 +204,7 @@ def test_backward_inside_autocast_is_refused_and_behind_it_has_the_bits_of_plain
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
     x = torch.randn(6, 8)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(here().type, torch.bfloat16):
         virtual = virtualize(model, **options(front_end, x))
         loss = virtual(x).float().square().mean()
         with pytest.raises(Unsupported, match=r"Move loss\.backward\(\) behind the autocast block"):
@@ -209,7 +213,7 @@ def test_backward_inside_autocast_is_refused_and_behind_it_has_the_bits_of_plain
     loss.backward()
     found = [parameter.grad for parameter in model.parameters()]
     model.zero_grad(set_to_none=True)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(here().type, torch.bfloat16):
         loss = model(x).float().square().mean()
     loss.backward()
     for parameter, gradient in zip(model.parameters(), found, strict=True):

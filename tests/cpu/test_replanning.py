@@ -27,8 +27,11 @@ from vdnn.plan.model.timeline import COMPUTE
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import solve_with_workspaces
 from vdnn.runtime.executor import Edition
+from where import here, seeded
 
-IMAGES = torch.randn(8, 8, 24, 24, generator=torch.Generator().manual_seed(1))
+pytestmark = pytest.mark.any_device
+
+IMAGES = torch.randn(8, 8, 24, 24, generator=seeded(1))
 
 
 def network() -> nn.Module:
@@ -113,9 +116,9 @@ def test_costs_of_another_day_are_checked_and_a_better_plan_takes_over(
     """By what is remembered convolutions are free and everything else takes seconds."""
     monkeypatch.setenv(CACHE_DIR, str(tmp_path))
     keys = Training(budget="60%").replanner._trials.keys
-    known = CostCache().lookup(keys)
+    known = CostCache(where=str(here())).lookup(keys)
     wrong = {key: replace(cost, seconds=1e-7 if "conv" in key else 3.0) for key, cost in known.items()}
-    CostCache().store_all(wrong)
+    CostCache(where=str(here())).store_all(wrong)
     training = Training(budget="60%")
     executor, believed_s = training.executor, training.executor.plan.step_time_s
     assert believed_s > 10
@@ -144,6 +147,7 @@ def test_who_follows_a_plan_or_asked_for_measurements_keeps_it() -> None:
         assert executor.before_step is None
 
 
+@pytest.mark.cpu_only("worker threads alone can be slowed down")
 def test_a_disk_that_becomes_slow_is_noticed_and_avoided() -> None:
     """From 1 GB/s to 2 MB/s in mid-training, the plan of five steps later is compared with the best for such a disk."""
     training = Training(budget="70%")

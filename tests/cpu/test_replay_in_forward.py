@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -12,6 +13,8 @@ import vdnn
 from vdnn.plan.judge.validate import check
 from vdnn.plan.model.actions import Decision, Recompute
 from vdnn.plan.model.gaps import uses
+
+pytestmark = pytest.mark.any_device
 
 
 class Skip(nn.Module):

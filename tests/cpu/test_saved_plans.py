@@ -15,6 +15,8 @@ from vdnn.errors import ForeignPlan, InvalidInput
 from vdnn.plan import Plan
 from vdnn.units import Nbytes
 
+pytestmark = pytest.mark.any_device
+
 BATCH = 4
 
 
@@ -139,7 +141,7 @@ def test_a_plan_that_changes_bits_is_followed_only_where_that_is_allowed() -> No
     model = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(32, 32), nn.Tanh())))
     step, rows = step_of(model), torch.randn(64, 32)
     kept = vdnn.plan(step, (rows,), hardware="titan-x", strategy="keep-all")
-    plan = vdnn.plan(step, (rows,), hardware="titan-x", budget=Nbytes(0.7 * kept.peak_nbytes), exact=False)
+    plan = vdnn.plan(step, (rows,), hardware="titan-x", budget=Nbytes(0.72 * kept.peak_nbytes), exact=False)
     assert plan.problem.form.endswith("chunks")
     with pytest.raises(ForeignPlan, match="Pass exact=False, or plan again"):
         vdnn.virtualize(step, hardware="titan-x", plan=plan)(rows)

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 import vdnn
 from vdnn.plan.judge.schedule import Kind
 
+pytestmark = pytest.mark.any_device
+
 DATA = torch.randn(64, 8, 8)
 Batches = Sequence[tuple[Tensor, ...]]
 ONE: Batches = [(DATA[k : k + 8],) for k in (16, 0, 8)]

@@ -24,6 +24,7 @@ from vdnn.runtime.step_memory import StepMemory, UnplannedMemory, returned_memor
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Slots, StepAllocator
 from vdnn.runtime.step_memory.library import begin_step_library, step_library
 from vdnn.units import MiB
+from where import seeded
 
 NUM_STEPS = 6
 Train = Callable[[nn.Module, int], Iterator[Tensor]]
@@ -45,7 +46,7 @@ def network() -> nn.Sequential:
 
 
 def batch(step: int, rows: int = 128) -> Tensor:
-    return torch.randn(rows, 64, generator=torch.Generator().manual_seed(step))
+    return torch.randn(rows, 64, generator=seeded(step))
 
 
 def clear(model: nn.Module) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from equivalence import assert_same, train, without_garbage_collection
-from tiers import DISK, THREE_TIERS
+from tiers import DISK, THREE_TIERS, settled_nbytes
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -29,6 +29,9 @@ from vdnn.runtime.pool.states import State
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.tracker import StorageTracker
 from vdnn.units import Nbytes
+from where import here, seeded
+
+pytestmark = pytest.mark.any_device
 
 
 class Decides(nn.Module):
@@ -49,7 +52,7 @@ class Decides(nn.Module):
 
 
 def batch(seed: int = 0, rows: int = 256, width: int = 32) -> Tensor:
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(rows, width, generator=seeded(seed))
 
 
 def model() -> Decides:
@@ -60,17 +63,14 @@ def model() -> Decides:
 def cache_of(budget: int, device: Hardware = DISK, **options: Any) -> TensorCache:
     """A budget for the tensors of a test; those that other tests have left in this process come on top."""
     gc.collect()
-    others = LiveBytes(torch.device("cpu"))
+    others = LiveBytes(here())
     others.count_everything()
     return vdnn.tensor_cache(Nbytes(budget + others.nbytes), hardware=device, **options)
 
 
 def used_nbytes(device: Hardware = DISK) -> int:
     """What slower tiers hold once copies that nobody waits for are over."""
-    transfers: Any = shared_runtime().transfers(device)
-    for worker in (*transfers._out.values(), *transfers._in.values()):
-        worker.drain()
-    return sum(store.used_nbytes for store in transfers.stores.values())
+    return settled_nbytes(shared_runtime().transfers(device, device=here()))
 
 
 def peak_of(net: nn.Module, args: tuple[Tensor, ...], step: Callable[[], Any]) -> int:
@@ -269,7 +269,7 @@ def checkpointed_layers(net: nn.Module) -> None:
 
 @situation
 def autocast(net: nn.Module) -> None:
-    with torch.autocast("cpu", torch.float16):
+    with torch.autocast(here().type, torch.float16):
         loss = net(batch())
     loss.backward()
 
@@ -339,12 +339,12 @@ def test_the_cache_works_inside_other_hooks(tight: TensorCache) -> None:
 def test_several_threads_share_one_cache() -> None:
     cache, alone = cache_of(700_000, over_budget="warn"), model().eval()
     alone(batch()).backward()
-    nets = [model().eval() for _ in range(3)]
+    nets, x = [model().eval() for _ in range(3)], batch()
 
     def work(net: nn.Module) -> None:
         for _ in range(3):
             net.zero_grad()
-            inside(cache, net, batch())
+            inside(cache, net, x.clone())
 
     threads = [threading.Thread(target=work, args=(net,)) for net in nets]
     for thread in threads:
@@ -356,7 +356,8 @@ def test_several_threads_share_one_cache() -> None:
 
 
 def test_a_graph_that_is_dropped_takes_everything_along(tight: TensorCache) -> None:
-    transfers = shared_runtime().transfers(DISK)  # held: the cache opens its own when something has to leave
+    # Held: the cache opens its own when something has to leave.
+    transfers = shared_runtime().transfers(DISK, device=here())
     accounts = transfers.accounts
     with without_garbage_collection():
         for _ in range(5):
@@ -385,7 +386,7 @@ def test_a_saved_tensor_that_was_changed_in_place_is_refused_in_the_words_of_eag
         y.add_(1)
         y.sum().backward()
 
-    words = r"modified by an inplace operation: \[torch.FloatTensor \[256, 32\]\].* is at version 1; expected version 0"
+    words = r"modified by an inplace operation: \[\S+ \[256, 32\]\].* is at version 1; expected version 0"
     with pytest.raises(RuntimeError, match=words):
         changes(batch().requires_grad_())
     with cache_of(1 << 30), pytest.raises(RuntimeError, match=words):
@@ -438,7 +439,7 @@ def relu_chain(x: Tensor, weights: list[Tensor]) -> Tensor:
 
 
 def test_storages_with_many_zeros_are_encoded_and_come_back_bit_for_bit() -> None:
-    weights = [nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(i)) / 8) for i in range(8)]
+    weights = [nn.Parameter(torch.randn(64, 64, generator=seeded(i)) / 8) for i in range(8)]
     x, net = batch(rows=1024, width=64), nn.ParameterList(weights)
     relu_chain(x, weights).backward()
     expected = grads(net)

@@ -20,6 +20,9 @@ from vdnn.eager.result_sizes import ResultSizes
 from vdnn.eager.saved_items import Item, Saved, Tallies
 from vdnn.errors import Infeasible
 from vdnn.hardware.emulated import emulated
+from where import here
+
+pytestmark = pytest.mark.any_device
 
 TAKES_LITTLE = emulated(host_nbytes=8192, disk=False)
 
@@ -44,6 +47,7 @@ print("the same")
     assert done.stdout == "the same\n", (done.returncode, done.stderr[-2000:])
 
 
+@pytest.mark.cpu_only("the device for tests has no sparse tensors")
 def test_sparse_tensors_pass_through_a_watched_step() -> None:
     weight, x = torch.randn(64, 64).relu().to_sparse(), batch(rows=64, width=64).requires_grad_()
     (expected,) = torch.autograd.grad(torch.sparse.mm(weight, x.sin()).sum(), x)
@@ -95,7 +99,7 @@ def test_optimizer_state_that_appears_late_is_counted() -> None:
     state = [value for known in optimizer.state.values() for value in known.values() if isinstance(value, Tensor)]
     counted = set(cache._live._alive)
     assert cache.findings.num_watched == 7
-    assert all(tensor.untyped_storage()._cdata in counted for tensor in state)
+    assert all(tensor.untyped_storage()._cdata in counted for tensor in state if tensor.device == here())
 
 
 def test_what_is_fetched_again_and_again_is_remembered_once() -> None:
@@ -157,7 +161,7 @@ def test_sizes_that_data_decides_are_not_remembered() -> None:
 
 
 def test_counting_finds_what_was_made_outside() -> None:
-    live, held = LiveBytes(torch.device("cpu")), torch.zeros(1 << 16)
+    live, held = LiveBytes(here()), torch.zeros(1 << 16)
     gc.collect()
     live.count_everything()
     assert held.untyped_storage()._cdata in live._alive
@@ -213,6 +217,6 @@ def test_a_wrapper_that_torch_func_left_behind_counts_nothing() -> None:
     torch.func.grad(loss)(torch.ones(4))
     with pytest.raises(NotImplementedError):
         left[0].untyped_storage()
-    live = LiveBytes(torch.device("cpu"))
+    live = LiveBytes(here())
     live.count_everything()
     assert live.count(left[0]) == 0

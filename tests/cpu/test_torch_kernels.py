@@ -19,12 +19,24 @@ from codec_calls import calls
 from vdnn import environment
 from vdnn.codecs import kernels
 from vdnn.codecs.kernels import reference, torch_kernels, triton_support
-from vdnn.codecs.kernels.torch_chunks import LARGEST_CHUNK, SMALLEST_CHUNK, chunk_size, workspace_nbytes
+from vdnn.codecs.kernels.chunk_sizes import (
+    LARGEST_CHUNK,
+    NBYTES_PER_MASKED_ELEMENT,
+    SMALLEST_CHUNK,
+    chunk_size,
+    workspace_nbytes,
+)
 from vdnn.codecs.kernels.window import Window
 from vdnn.cost.op_memory import workspace_nbytes as allocated_nbytes
 
 N = 3 * SMALLEST_CHUNK + 77  # several chunks, and a last one that is ragged everywhere
-CALLS = {" ".join(map(str, [call[0], *(arg for arg in call[1:] if isinstance(arg, str))])): call for call in calls(N)}
+
+
+def name_of(call: tuple[Any, ...]) -> str:
+    return " ".join([call[0], *(arg for arg in call[1:] if isinstance(arg, str))])
+
+
+CALLS = {name_of(call): call for call in calls(N)}
 
 
 class NoWaiting(TorchDispatchMode):
@@ -95,12 +107,15 @@ def test_what_depends_on_data_is_noticed_without_data(asks: Callable[[torch.Tens
         asks(torch.ones(8))
 
 
+@pytest.mark.parametrize("n", [200, 5000, N], ids=["few", "some", "many"])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_kernel_takes_no_more_room_than_it_says(name: str) -> None:
-    arguments, function = tensors(CALLS[name], copied), getattr(torch_kernels, CALLS[name][0])
+def test_a_kernel_takes_no_more_room_than_it_says(name: str, n: int) -> None:
+    call = next(call for call in calls(n) if name_of(call) == name)
+    arguments, function = tensors(call, copied), getattr(torch_kernels, call[0])
     window = next((x for x in arguments if isinstance(x, Window)), None)
-    count = N if window is None else window.num_inputs if "backward" in name else window.num_pooled
-    assert allocated_nbytes(lambda: function(*arguments)) <= workspace_nbytes(count)
+    count = n if window is None else window.num_inputs if "backward" in name else window.num_pooled
+    per_element = {"nbytes_per_element": NBYTES_PER_MASKED_ELEMENT} if "mask" in name else {}
+    assert allocated_nbytes(lambda: function(*arguments)) <= workspace_nbytes(count, **per_element)
 
 
 @pytest.mark.parametrize("name", ["pack_window", "unpack_window", "window_backward"])
@@ -118,6 +133,28 @@ def test_of_rows_longer_than_a_chunk_two_are_worked_on(name: str) -> None:
     row = 3 * (60_000 if name == "window_backward" else 30_000)
     needed = allocated_nbytes(lambda: getattr(torch_kernels, name)(*arguments))
     assert workspace_nbytes(row) < needed <= workspace_nbytes(row, row)
+
+
+@pytest.mark.parametrize(("kernel", "stride", "width"), [(3, 1, 2), (3, 1, 4), (5, 1, 7), (3, 2, 15), (2, 2, 28)])
+def test_a_pooling_of_short_rows_takes_no_more_room_than_it_says(kernel: int, stride: int, width: int) -> None:
+    pad = (kernel - 1) // 2
+    output = (width + 2 * pad - kernel) // stride + 1
+    per_axis = [
+        (1, kernel, kernel),
+        (1, stride, stride),
+        (0, pad, pad),
+        (1, 1, 1),
+        (1, width, width),
+        (1, output, output),
+    ]
+    window = Window(*per_axis, 512, 1)
+    gradient, taps = torch.zeros(window.num_pooled), torch.zeros(window.taps_nbytes, dtype=torch.uint8)
+    indices, result = torch.zeros(window.num_pooled, dtype=torch.int64), torch.zeros(window.num_inputs)
+    pooled_nbytes = workspace_nbytes(window.num_pooled, output)
+    assert allocated_nbytes(lambda: torch_kernels.pack_window(indices, window, taps)) <= pooled_nbytes
+    assert allocated_nbytes(lambda: torch_kernels.unpack_window(taps, window, indices)) <= pooled_nbytes
+    read_nbytes = workspace_nbytes(window.num_inputs, width)
+    assert allocated_nbytes(lambda: torch_kernels.window_backward(gradient, taps, window, result)) <= read_nbytes
 
 
 def test_the_room_of_a_kernel_is_a_small_part_of_large_data() -> None:

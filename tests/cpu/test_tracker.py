@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import weakref
 
+import pytest
 import torch
 from equivalence import without_garbage_collection
 
 from vdnn.ir import Role
 from vdnn.plan.model.timeline import ROLES
 from vdnn.runtime.tracker import StorageTracker
+
+pytestmark = pytest.mark.any_device
 
 
 def live(tracker: StorageTracker) -> dict[Role, int]:

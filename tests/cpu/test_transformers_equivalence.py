@@ -14,12 +14,15 @@ from nets import EITHER_FRONT_END, options
 from torch import Tensor, nn
 
 from larger import all_but_larger
+from where import seeded
+
+pytestmark = pytest.mark.any_device
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install -e '.[dev]'")
 transformers.logging.set_verbosity_error()
 
-WORDS = torch.randint(0, 100, (2, 12), generator=torch.Generator().manual_seed(0))
-PICTURES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+WORDS = torch.randint(0, 100, (2, 12), generator=seeded(0))
+PICTURES = torch.randn(2, 3, 32, 32, generator=seeded(0))
 ENCODER = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from vdnn.compile import session
 from vdnn.errors import Unsupported
 
+pytestmark = pytest.mark.any_device
+
 
 def step_twice_with(change: Any) -> Any:
     """A step, the change, and another step."""

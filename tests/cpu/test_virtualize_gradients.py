@@ -11,6 +11,8 @@ from equivalence import assert_same_state, both, check, virtualize
 from nets import EITHER_FRONT_END, PYTORCH_MAY_WARN, ConvNet, backward, images, options, rows
 from torch import Tensor, nn
 
+pytestmark = pytest.mark.any_device
+
 
 @EITHER_FRONT_END
 def test_gradients_may_be_asked_for_one_by_one(front_end: str) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
 
+pytestmark = pytest.mark.any_device
+
 
 def linear() -> nn.Linear:
     return nn.Linear(4, 4)

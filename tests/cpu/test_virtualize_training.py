@@ -32,6 +32,9 @@ from nets import (
 from torch import Tensor, nn
 
 from vdnn.runtime.runtime import shared_runtime
+from where import here
+
+pytestmark = pytest.mark.any_device
 
 
 def test_a_virtualized_module_is_of_its_class_and_shares_its_parameters() -> None:
@@ -203,7 +206,7 @@ def test_backward_may_run_in_another_thread(front_end: str) -> None:
 def test_autocast_to_bfloat16_is_followed(front_end: str) -> None:
     # Small on purpose: what is compared is the path of the dtypes, not the speed of bfloat16.
     def mixed(model: Any) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(here().type, dtype=torch.bfloat16):
             output = model(rows())
         output.float().sum().backward()
         backward(model, rows())
@@ -220,18 +223,18 @@ class PartlyWide(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.narrow, self.wide = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.narrow, self.wide, self.kind = nn.Linear(4, 4), nn.Linear(4, 4), here().type
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.narrow(x)
-        with torch.autocast("cpu", enabled=False):
+        with torch.autocast(self.kind, enabled=False):
             return torch.tanh(self.wide(hidden.float()))
 
 
 @EITHER_FRONT_END
 def test_backward_runs_outside_autocast(front_end: str) -> None:
     def mixed(model: Any) -> Tensor:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast(here().type, dtype=torch.bfloat16):
             output = model(rows())
         output.sum().backward()
         backward(model, rows())

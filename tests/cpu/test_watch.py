@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from equivalence import assert_measured_as_simulated, executors, tensor_nbytes, virtualize
 from nets import EITHER_FRONT_END, ConvNet, backward, images, options
@@ -11,6 +12,8 @@ from torch import nn
 from vdnn.api import session_of
 from vdnn.plan.model.timeline import COMPUTE, ROLES, Timeline
 from vdnn.runtime.executor import Executor
+
+pytestmark = pytest.mark.any_device
 
 
 def trained(num_steps: int = 1) -> Executor:

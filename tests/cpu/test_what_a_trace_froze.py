@@ -11,6 +11,10 @@ import torch
 from equivalence import executors, virtualize
 from torch import Tensor, nn
 
+from where import seeded
+
+pytestmark = pytest.mark.any_device
+
 
 class Configured(nn.Module):
     def __init__(self) -> None:
@@ -88,7 +92,7 @@ def test_a_generator_of_the_models_own_draws_as_in_eager(strategy: str) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-            self.generator = torch.Generator().manual_seed(3)
+            self.generator = seeded(3)
 
         def forward(self, x: Tensor) -> Tensor:
             h = torch.tanh(self.first(x))

@@ -26,6 +26,8 @@ from torch import nn
 from larger import all_but_larger, larger
 from vdnn.models import MODELS
 
+pytestmark = pytest.mark.any_device
+
 STOOD_FOR = {"vgg116", "vgg216", "vgg316", "resnet101", "resnet152"}
 """Toys of the resnets are that of resnet50; those of the deep VGGs lie between vgg16's and vgg416's in depth."""
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 import vdnn
 from vdnn.api import session_of
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import Hardware, Link, Tier
 from vdnn.hardware.emulated import emulated
+from vdnn.runtime.transfers.streams import StreamTransfers
 
 DISK = Hardware(
     name="RAM above disk",
@@ -33,8 +36,19 @@ def smallest_budget(step: Any, args: Any, strategy: str, device: Hardware) -> in
 
 def used_nbytes(virtual: Any) -> int:
     """What a virtualized model holds in all its slower tiers."""
-    stores = session_of(virtual).transfers().stores  # type: ignore[attr-defined]
-    return sum(store.used_nbytes for store in stores.values())
+    return settled_nbytes(session_of(virtual).transfers())
+
+
+def settled_nbytes(transfers: Any) -> int:
+    """What slower tiers hold once copies that nobody waits for are over."""
+    if isinstance(transfers, StreamTransfers):
+        torch.accelerator.synchronize()
+        workers = [transfers._to_disk, transfers._from_disk]
+    else:
+        workers = [*transfers._out.values(), *transfers._in.values()]
+    for worker in workers:
+        worker.drain()
+    return sum(store.used_nbytes for store in transfers.stores.values())
 
 
 def slow_down(virtual: Any, tier: str, bytes_per_s: float) -> None:

@@ -10,9 +10,11 @@ SPAN_KINDS = ("compute", "to host", "to device")  # Span in csrc/vdev.h
 DEFAULT_SMALL, DEFAULT_LARGE = 2 << 20, 20 << 20
 
 
-def set_limit(nbytes: int | None, device: int = 0) -> None:
-    """Reserved bytes past which an allocation raises torch.OutOfMemoryError; None is 4 GiB."""
-    torch.ops.vdev.set_limit(device, -1 if nbytes is None else nbytes)
+def set_limit(nbytes: int | None, device: int | None = None) -> None:
+    """Reserved bytes of a device, the current one, past which an allocation raises torch.OutOfMemoryError; None is
+    4 GiB."""
+    index = torch.accelerator.current_device_index() if device is None else device
+    torch.ops.vdev.set_limit(index, -1 if nbytes is None else nbytes)
 
 
 def set_others(nbytes: int, device: int = 0) -> None:

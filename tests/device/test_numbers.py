@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves
 
 pytestmark = pytest.mark.usefixtures("vdev")
 
@@ -122,3 +124,61 @@ def test_tensors_of_two_devices_do_not_meet() -> None:
         with pytest.raises(RuntimeError, match="same device"):
             torch.nn.functional.layer_norm(first, (3,), other)
     assert torch.equal((first + second.to("vdev:0") + torch.tensor(1.0)).cpu(), torch.full((3,), 3.0))
+
+
+def maps(channels_last: bool = False) -> Tensor:
+    x = torch.randn(2, 8, 6, 6, device="vdev")
+    return x.to(memory_format=torch.channels_last) if channels_last else x
+
+
+CALLS: dict[str, Callable[[], object]] = {
+    "batch norm in evaluation": lambda: torch.ops.aten._native_batch_norm_legit_no_training(
+        maps(), None, None, torch.zeros(8, device="vdev"), torch.ones(8, device="vdev"), 0.1, 1e-5
+    ),
+    "dropout's backward, turned": lambda: torch.ops.aten.native_dropout_backward(
+        maps().transpose(0, 1), torch.ones(8, 2, 6, 6, dtype=torch.bool, device="vdev"), 2.0
+    ),
+    "an embedding bag": lambda: torch.ops.aten._embedding_bag(
+        torch.randn(5, 4, device="vdev"), torch.tensor([0, 2, 4], device="vdev"), torch.tensor([0, 2], device="vdev")
+    ),
+    "a convolution in channels last": lambda: torch.ops.aten.convolution(
+        maps(True), torch.randn(4, 8, 3, 3, device="vdev"), None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_results_are_laid_out_as_torchs_tracer_expects_of_a_device_that_is_not_the_cpu(
+    call: Callable[[], object],
+) -> None:
+    def layouts() -> list[tuple[object, ...]]:
+        return [(t.shape, t.stride(), t.dtype) for t in tree_leaves(call()) if isinstance(t, Tensor)]
+
+    with FakeTensorMode():
+        expected = layouts()
+    assert layouts() == expected
+
+
+def test_a_view_in_inference_mode_is_of_the_kind_of_its_base() -> None:
+    x = torch.ones(4, 4, device="vdev")
+    with torch.inference_mode():
+        assert not x.view(-1).is_inference()
+        assert x.add(1).is_inference()
+
+
+def test_an_op_that_is_written_out_has_the_bits_of_one_that_is_not() -> None:
+    """Also where work is cut into parts for threads, which the worker of a stream has to know of."""
+    x, grad = (torch.randn(90_902, dtype=torch.bfloat16, device="vdev") for _ in range(2))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        returned = torch.ops.aten.silu_backward(grad, x)
+        out = torch.ops.aten.silu_backward.grad_input(grad, x, grad_input=torch.empty_like(x))
+        assert torch.equal(returned, out)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_a_generator_of_another_device_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="Expected a 'vdev' device type for generator but found 'cpu'"):
+        torch.rand(4, device="vdev", generator=torch.Generator())

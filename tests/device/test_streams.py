@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import pytest
@@ -137,3 +138,21 @@ def test_each_device_has_its_own_streams_and_copies_between_them_are_ordered(vde
     target = source.to("vdev:0", non_blocking=True)
     source.zero_()
     assert bool((target == 3).all())
+
+
+def test_threads_on_one_stream_do_not_get_memory_that_another_still_reads(vdev: ModuleType) -> None:
+    vdev.set_poison(True)
+    starts = [torch.randn(64, 64, device="vdev") for _ in range(3)]
+
+    def computed(x: torch.Tensor) -> torch.Tensor:
+        """Kernels that are queued and kernels that run in the caller, on memory that is freed at once."""
+        for _ in range(100):
+            x = torch.relu(x @ x / 8)
+            x = torch.empty_like(x).copy_(x).mul_(0.5).add_(x)
+            x = (x - x.mean()) * 10 / x.norm()
+        return x.cpu()
+
+    expected = [computed(x) for x in starts]
+    with ThreadPoolExecutor(max_workers=3) as threads:
+        for _ in range(5):
+            assert all(map(torch.equal, threads.map(computed, starts), expected))

@@ -75,6 +75,7 @@ def problems(draw: st.DrawFn) -> Problem:
         workspace_nbytes=workspace,
         seconds=draw(st.sampled_from([0.0, 0.01, 1.0])),
         lossy=draw(st.sampled_from([None, "fp16"])),
+        codecs_take_room=draw(st.booleans()),
     )
 
 

@@ -15,7 +15,9 @@ from pure.random_plans import training_steps
 from random_examples import examples
 from vdnn.errors import Infeasible, InvalidInput
 from vdnn.ir import Graph, Need, Role
-from vdnn.plan import Action, Drop, Encode, Problem, solve, violations
+from vdnn.plan import Action, Drop, Encode, Problem, check, simulate, solve, violations
+from vdnn.plan.judge.walk import walk
+from vdnn.plan.model.timeline import ROW_OF_ROLE
 
 RELU, CONV, NOISE = "aten.relu.default", "aten.convolution.default", "aten.bernoulli_.default"
 GIST = ("gist", "gist-fp16", "gist-fp10", "gist-fp8")
@@ -52,6 +54,16 @@ def codec(graph: Graph, strategy: str = "gist", **allowed: Any) -> tuple[str, in
 
 def test_what_only_a_shape_is_read_of_is_dropped() -> None:
     assert decided(network((Need.SHAPE,))) == Drop(1)
+
+
+@pytest.mark.parametrize("is_direct", [True, False])
+def test_codecs_that_take_room_have_it_in_the_plan_where_they_work(is_direct: bool) -> None:
+    asked = graphs.problem(network((Need.SIGN, ABOVE_ZERO, is_direct)), codecs_take_room=True)
+    plan = check(solve(asked, "gist"))
+    rooms = plan.timeline.nbytes[plan.timeline.device][ROW_OF_ROLE[Role.WORKSPACE]]
+    working = [label.split()[0] for label, nbytes in zip(plan.timeline.labels, rooms, strict=True) if nbytes]
+    assert working == (["encode", "b0"] if is_direct else ["encode", "decode"])
+    assert simulate(plan).peak_nbytes == walk(plan).peak_nbytes
 
 
 def test_a_sign_takes_one_bit_per_element_and_is_read_as_it_is() -> None:

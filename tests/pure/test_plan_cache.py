@@ -81,6 +81,7 @@ OTHER_QUESTIONS = {
     "no budget": problem(budget_nbytes=None),
     "rounding allowed": problem(lossy="fp16"),
     "another density": problem(density=0.5),
+    "codecs that take room": problem(codecs_take_room=True),
     "less room in a tier": problem(hardware=graphs.machine(host_nbytes=10_000)),
     "another machine": problem(hardware=replace(graphs.machine(), name="another")),
     "other constants of the machine": problem(bandwidth=50.0),

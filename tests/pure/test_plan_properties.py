@@ -6,13 +6,14 @@ program in which the content of a storage is a fingerprint of how it was compute
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from hypothesis import given, note
 
 from pure.random_plans import plans, problems
 from random_examples import examples
+from vdnn.codecs import codec_for
 from vdnn.ir import Need, Trait
 from vdnn.plan import (
     Encode,
@@ -52,12 +53,29 @@ def brute_force_totals(plan: Plan) -> list[int]:
     for at, instruction in enumerate(program):
         total = sum(s.nbytes for k, s in enumerate(plan.problem.graph.storages) if is_alive(plan, k, lives[k], at))
         total += sum(encoded_nbytes(plan, program, decision, at) for decision in range(len(plan.decisions)))
-        if instruction.op >= 0:
-            total += plan.problem.costs[instruction.op].workspace_nbytes
+        work = [plan.problem.costs[instruction.op].workspace_nbytes] if instruction.op >= 0 else [0]
+        if plan.problem.codecs_take_room:
+            work += codec_work(plan, program, lives, at)
+        total += max(work)
         if instruction.kind is Kind.REPLAY:
             total += unasked_nbytes(plan, instruction)
         totals.append(total)
     return totals
+
+
+def codec_work(plan: Plan, program: Sequence[Instruction], lives: Sequence[Life], at: int) -> Iterator[int]:
+    """What codecs hold for themselves in an instruction: who encodes or decodes, and who reads an encoding as it is."""
+    instruction = program[at]
+    for number, decision in enumerate(plan.decisions):
+        action, storage = decision.action, decision.storage
+        if not isinstance(action, Encode | EncodeOffload):
+            continue
+        codec = codec_for(action.codec, plan.problem.graph.storages[storage], action.detail)
+        if instruction.decision == number and instruction.kind in (Kind.ENCODE, Kind.DECODE):
+            yield codec.workspace_nbytes
+        is_there = encoded_nbytes(plan, program, number, at) and not is_alive(plan, storage, lives[storage], at)
+        if action.direct and is_there and reads_encoded(plan, instruction, storage):
+            yield codec.reader_workspace_nbytes
 
 
 def is_alive(plan: Plan, storage: int, life: Life, at: int) -> bool:

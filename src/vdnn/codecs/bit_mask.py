@@ -7,6 +7,7 @@ The detail is (test, low, high, on, off): a bit is set where the element passes 
 from __future__ import annotations
 
 from vdnn.codecs.codec import Codec, Flat, Kernels
+from vdnn.codecs.kernels.chunk_sizes import NBYTES_PER_MASKED_ELEMENT, workspace_nbytes
 from vdnn.codecs.kernels.tests_of_elements import Test
 
 
@@ -14,6 +15,10 @@ class BitMask(Codec):
     @property
     def nbytes(self) -> int:
         return -(-self.count // 8)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return workspace_nbytes(self.count, nbytes_per_element=NBYTES_PER_MASKED_ELEMENT)
 
     def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> int:
         test, low, high, _, _ = self.detail

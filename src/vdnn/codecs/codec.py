@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from vdnn.codecs.kernels.chunk_sizes import workspace_nbytes
 from vdnn.ir import NO_USE, Detail, Information, Storage
 from vdnn.units import NBYTES_PER_ELEMENT
 
@@ -67,6 +68,16 @@ class Codec(ABC):
     def traffic_nbytes(self) -> int:
         """Bytes that an encoder or a decoder reads and writes, from which its time is estimated."""
         return self.storage.nbytes + self.nbytes
+
+    @property
+    def workspace_nbytes(self) -> int:
+        """What kernels in torch ops hold for themselves at most while they encode or decode; others hold nothing."""
+        return workspace_nbytes(self.count)
+
+    @property
+    def reader_workspace_nbytes(self) -> int:
+        """The same while an op reads the encoding as it is."""
+        return self.workspace_nbytes
 
     @abstractmethod
     def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> Needed:

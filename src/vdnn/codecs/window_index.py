@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 
 from vdnn.codecs.codec import Codec, Flat, Kernels, Needed, is_whole_elements, needs_nothing, typed
+from vdnn.codecs.kernels.chunk_sizes import workspace_nbytes
 from vdnn.codecs.kernels.window import Window
 from vdnn.ir import Detail, Information, Need
 
@@ -41,6 +42,14 @@ class WindowIndex(Codec):
     @property
     def nbytes(self) -> int:
         return -(-self.count * self.window.tap_bits // 8)
+
+    @property
+    def workspace_nbytes(self) -> int:
+        return workspace_nbytes(self.window.num_pooled, self.window.output[2] * self.window.inner)
+
+    @property
+    def reader_workspace_nbytes(self) -> int:
+        return workspace_nbytes(self.window.num_inputs, self.window.input[2] * self.window.inner)
 
     def encode(self, source: Flat, encoding: Flat, kernels: Kernels) -> Needed:
         """Unusable where an index does not lie in its window: every element from the first such one on is too much."""

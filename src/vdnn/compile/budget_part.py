@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vdnn.compile.eager_fallback import EagerFallback, optimizer_state_nbytes
@@ -51,6 +52,7 @@ class BudgetPart:
         options: Options,
         trained: Callable[[], nn.Module | None],
         memory: StepMemory | UnplannedMemory,
+        where: torch.device,
     ) -> None:
         self._name, self._options, self._trained = name, options, trained
         self._executors: weakref.WeakSet[Executor] = weakref.WeakSet()  # also those that only a backward needs
@@ -59,7 +61,7 @@ class BudgetPart:
         self._persistent: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._eager: weakref.WeakSet[EagerFallback] = weakref.WeakSet()
         itself = weakref.WeakMethod(self._standing)
-        self.member: Member = budget.join(lambda: _called(itself()), memory)
+        self.member: Member = budget.join(lambda: _called(itself()), memory, name, str(where))
 
     def called(self) -> AbstractContextManager[None]:
         """To be open while the model is called."""

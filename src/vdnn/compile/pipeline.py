@@ -20,6 +20,7 @@ from vdnn.capture.lower import lower
 from vdnn.capture.nodes import forget_origins
 from vdnn.capture.stand_ins import forget_fake_results
 from vdnn.capture.tidy.passes import tidy
+from vdnn.codecs.kernels import takes_room
 from vdnn.compile.device_room import plan_on_device
 from vdnn.compile.disk_room import plan_in_room
 from vdnn.compile.estimate import VARIANTS_S, estimate
@@ -147,7 +148,13 @@ def describe_step(step: TracedStep, options: Options) -> FormProblem:
     variants_s = VARIANTS_S if is_run_so else 0.0
     found = estimate(lowered, options, around, variants_s=variants_s, like=like, granted_nbytes=step.granted_nbytes)
     problem = Problem(
-        graph, found.costs, options.machine, variants=found.variants, lossy=options.lossy, density=options.density
+        graph,
+        found.costs,
+        options.machine,
+        variants=found.variants,
+        lossy=options.lossy,
+        density=options.density,
+        codecs_take_room=step.where != CPU and takes_room(step.where.type),
     )
     kept_nbytes = account_nbytes(solve(problem, "keep-all"), around.of_tensors)
     budget_nbytes = resolve_budget(options.amount, kept_nbytes, around.interpreter_nbytes, step.granted_nbytes)

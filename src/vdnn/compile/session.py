@@ -101,7 +101,7 @@ class Session:
         self._settle()
         self._began_with = resident()
         if isinstance(self.options.budget, Budget):
-            self.part = BudgetPart(self.options.budget, self.name, self.options, self.trained, self.memory)
+            self.part = BudgetPart(self.options.budget, self.name, self.options, self.trained, self.memory, self.where)
 
     def _where_it_is(self) -> torch.device:
         """By what it trains, as far as that is known."""

@@ -11,8 +11,8 @@ again before its next step, as a step above its budget is (`compile/seen_storage
     later plans   in its part by the rule
     gone          what it had is the others' again
 
-Copies in one process share the Budget. It is pickled by a name that only its own process knows; elsewhere a Budget of
-the same bytes is made, once for all that come with the same name.
+All members are on one device. Copies in one process share the Budget. It is pickled by a name that only its own process
+knows; elsewhere a Budget of the same bytes is made, once for all that come with the same name.
 
 Threads may call members at once. There is one lock, held for sums only, never while a model is planned or runs; a
 member that goes takes no lock, because a garbage collection may end it anywhere.
@@ -83,10 +83,16 @@ class Budget:
     def __reduce__(self) -> tuple[Any, ...]:
         return _budget_named, (self._name, int(self.nbytes))
 
-    def join(self, standing: Callable[[], Standing | None], memory: Memory) -> Member:
-        """A model more. `standing` says what it takes and holds; None once it is gone."""
-        member = Member(self, standing, memory)
+    def join(self, standing: Callable[[], Standing | None], memory: Memory, name: str, where: str) -> Member:
+        """A model more, on the device of all others. `standing` says what it takes and holds; None once it is gone."""
+        member = Member(self, standing, memory, where)
         with self.lock:
+            for other, known in self.standings().items():
+                if other.where != where:
+                    raise InvalidInput(
+                        f"{name} is on {where}, and {known.name}, which has {self} too, is on {other.where}: bytes of"
+                        " two devices are not one sum. Make a Budget for each device."
+                    )
             self._members = (*(ref for ref in self._members if ref() is not None), weakref.ref(member))
         return member
 
@@ -134,8 +140,8 @@ class Memory(Protocol):
 class Member:
     """One model of a Budget, from when it is virtualized until it is gone."""
 
-    def __init__(self, budget: Budget, standing: Callable[[], Standing | None], memory: Memory) -> None:
-        self.budget, self._standing, self._memory = budget, standing, memory
+    def __init__(self, budget: Budget, standing: Callable[[], Standing | None], memory: Memory, where: str) -> None:
+        self.budget, self._standing, self._memory, self.where = budget, standing, memory, where
         self.has_left = False
         self.outside_nbytes = 0
         """What it may take outside of the halves of a step: its room, where it runs as it is in a tensor cache."""

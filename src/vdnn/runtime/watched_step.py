@@ -43,7 +43,8 @@ class WatchedStep:
         self.remembered: RememberedForward | None = None
         self.is_shown = are_saved_tensors_hooked()
         self.edition: Any = None
-        self._graph, self._costs, self._program = plan.problem.graph, plan.costs, program
+        self._graph, self._program = plan.problem.graph, program
+        self._workspaces = plan.timeline.nbytes[plan.timeline.device][ROLES.index(Role.WORKSPACE)]
         self._position = -1
         self._columns = np.zeros((len(ROLES), len(program)), dtype=np.int64)
         self._where, self._clock = where, clock_of(where)
@@ -125,8 +126,7 @@ class WatchedStep:
         moments = np.array([instruction.moment for instruction in self._program], dtype=np.int64)
         # What ops allocate inside themselves was measured op by op, where the plan has it: no tracker of tensors sees
         # it
-        workspaces = [self._costs[i.op].workspace_nbytes if i.op >= 0 else 0 for i in self._program]
-        self._columns[ROLES.index(Role.WORKSPACE)] = workspaces
+        self._columns[ROLES.index(Role.WORKSPACE)] = self._workspaces
         # Nor does it see what lies beside the step: an optimizer's state is what the optimizer is known to keep.
         states = (s.nbytes for s in self._graph.storages if s.role is Role.OPTIMIZER_STATE)
         self._columns[ROLES.index(Role.OPTIMIZER_STATE)] = sum(states)

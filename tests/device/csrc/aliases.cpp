@@ -17,6 +17,7 @@ at::Tensor Aliases::of(const at::Tensor& tensor) {
         c10::GetAllocator(c10::kCPU), /*resizable=*/true);
     storages.emplace_back(storage, found);
   }
+  c10::InferenceMode as_it_is(tensor.is_inference());
   auto alias = at::detail::make_tensor<c10::TensorImpl>(
       c10::Storage(found), c10::DispatchKeySet(c10::DispatchKey::CPU), tensor.dtype());
   auto* impl = alias.unsafeGetTensorImpl();
@@ -54,6 +55,7 @@ c10::Storage Aliases::adopted(const c10::Storage& cpu) {
 
 at::Tensor Aliases::result(const at::Tensor& cpu) {
   if (!cpu.defined() || !cpu.is_cpu()) return cpu;
+  c10::InferenceMode as_it_is(cpu.is_inference()); /* a view in inference mode is of its base's kind */
   auto tensor = at::detail::make_tensor<c10::TensorImpl>(
       adopted(cpu.storage()), c10::DispatchKeySet(c10::DispatchKey::PrivateUse1), cpu.dtype());
   auto* impl = tensor.unsafeGetTensorImpl();

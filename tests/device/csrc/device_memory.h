@@ -45,7 +45,7 @@ struct Block {
   Place place;
   Block *before = nullptr, *after = nullptr; /* of the same segment */
   bool is_taken = false;
-  uint64_t poisoned_at = 0; /* the ticket, on its own stream */
+  uint64_t freed_at = 0; /* the last ticket of its own stream: what may still read it, and its poison */
   std::set<Stream*> used_on;
   std::vector<std::pair<Stream*, uint64_t>> awaited;
 };
@@ -131,6 +131,7 @@ struct Device {
     size_t rest = block->nbytes - nbytes;
     if (rest < (block->place.is_small || !large_segment ? kRound : kSmall)) return;
     auto* other = new Block{block->address + nbytes, rest, 0, block->segment_nbytes, block->place, block, block->after};
+    other->freed_at = block->freed_at;
     if (other->after) other->after->before = other;
     block->after = other;
     block->nbytes = nbytes;
@@ -161,7 +162,15 @@ struct Device {
     add(*block, stats.allocated_bytes, block->nbytes);
     add(*block, stats.active_bytes, block->nbytes);
     add(*block, stats.requested_bytes, asked);
+    lock.unlock();
+    wait_in_kernel(*block);
     return block->address;
+  }
+
+  /* A kernel that runs in the caller has waited for its stream when it began. What another thread has queued and freed
+     since then may still be read. */
+  void wait_in_kernel(const Block& block) {
+    if (kernel_stream && !kernel_is_queued && kernel_stream == &home(block)) kernel_stream->wait(block.freed_at);
   }
 
   [[noreturn]] void out_of_memory(size_t asked) {
@@ -203,12 +212,13 @@ struct Device {
     take(*block, stats.active, 1);
     take(*block, stats.active_bytes, block->nbytes);
     poison(*block);
+    if (!block->place.is_queued) block->freed_at = home(*block).last_ticket();
     for (auto* other : {block->before, block->after}) {
       if (!other || other->is_taken || !other->awaited.empty()) continue;
       from_free(other);
       Block *first = other->address < block->address ? other : block, *second = first == other ? block : other;
       first->nbytes += second->nbytes;
-      first->poisoned_at = std::max(first->poisoned_at, second->poisoned_at);
+      first->freed_at = std::max(first->freed_at, second->freed_at);
       first->after = second->after;
       if (second->after) second->after->before = first;
       delete second;
@@ -224,7 +234,7 @@ struct Device {
     auto fill = [address = block.address, nbytes = block.nbytes] { std::memset(address, 0xFF, nbytes); };
     bool has_waited = kernel_stream && !kernel_is_queued && kernel_stream == &home(block);
     if (has_waited || block.place.is_queued || controls.blocking) return fill();
-    block.poisoned_at = home(block).enqueue(fill);
+    home(block).enqueue(fill);
   }
 
   Stream& home(const Block& block) {
@@ -244,7 +254,7 @@ struct Device {
     for (auto& [place, blocks] : free) {
       for (auto at = blocks.begin(); at != blocks.end();) {
         Block* block = *at;
-        if (is_split(*block) || !home(*block).reached(block->poisoned_at)) {
+        if (is_split(*block) || !home(*block).reached(block->freed_at)) {
           ++at;
           continue;
         }

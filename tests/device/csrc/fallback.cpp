@@ -137,7 +137,13 @@ c10::IValue aliased(const c10::IValue& value, Aliases& aliases) {
     return list;
   }
   if (value.isDevice() && value.toDevice().type() == kType) return c10::Device(c10::kCPU);
-  if (value.isGenerator() && value.toGenerator().device().type() == kType) return cpu_generator_of(value.toGenerator());
+  if (value.isGenerator()) {
+    auto generator = value.toGenerator();
+    TORCH_CHECK(
+        generator.device().type() == kType, "Expected a 'vdev' device type for generator but found '",
+        generator.device().type(), "'");
+    return cpu_generator_of(generator);
+  }
   return value;
 }
 
@@ -159,8 +165,9 @@ void queue(const c10::OperatorHandle& op, std::vector<c10::IValue> arguments, in
   for (auto& argument : arguments) /* numbers are read now: the caller may change them */
     if (argument.isTensor() && argument.toTensor().defined() && !is_device_address(argument.toTensor().data_ptr()))
       argument = argument.toTensor().clone();
-  stream.enqueue([op, arguments = std::move(arguments), &stream]() mutable {
+  stream.enqueue([op, arguments = std::move(arguments), &stream, threads = at::get_num_threads()]() mutable {
     KernelScope scope(stream, true);
+    if (at::get_num_threads() != threads) at::set_num_threads(threads); /* where work is cut, some kernels round otherwise */
     at::AutoDispatchBelowADInplaceOrView below;
     c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     std::vector<std::pair<at::Tensor, std::vector<int64_t>>> shapes;
@@ -256,7 +263,8 @@ void prefer_cpu_kernels() {
     bool is_explicit = op->hasKernelForDispatchKey(Key::CompositeExplicitAutograd);
     bool is_implicit = op->hasKernelForDispatchKey(Key::CompositeImplicitAutograd);
     if (!is_explicit && !(is_implicit && op->hasKernelForDispatchKey(Key::Autograd))) continue;
-    if (op->hasKernelForDispatchKey(Key::CompositeExplicitAutogradNonFunctional)) continue;
+    bool is_structured = op->hasKernelForDispatchKey(Key::CompositeExplicitAutogradNonFunctional);
+    if (is_structured && !is_implicit) continue; /* ends in its out= op, and that has a kernel */
     if (op->hasKernelForDispatchKey(Key::PrivateUse1)) continue;
     auto full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     library->impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());

@@ -134,8 +134,9 @@ Tensor convolution(
   Aliases aliases(device);
   return aliases.result(run_now(device, [&] {
     auto on_cpu = bias && bias->defined() ? OptionalTensor(aliases.of(*bias)) : std::nullopt;
-    return at::convolution(
+    auto output = at::convolution(
         aliases.of(input), aliases.of(weight), on_cpu, stride, padding, dilation, transposed, output_padding, groups);
+    return output.contiguous(); /* as torch's tracer expects it of every device that brings its own */
   }));
 }
 
@@ -146,9 +147,10 @@ std::tuple<Tensor, Tensor, Tensor> convolution_backward(
   Aliases aliases(device);
   int64_t num_outputs = transposed ? weight.size(1) * groups : weight.size(0);
   auto [by_input, by_weight, by_bias] = run_now(device, [&] {
-    return at::convolution_backward(
+    auto [x, w, b] = at::convolution_backward(
         aliases.of(grad), aliases.of(input), aliases.of(weight), IntArrayRef{num_outputs}, stride,
         padding, dilation, transposed, output_padding, groups, mask);
+    return std::make_tuple(x.defined() ? x.contiguous() : x, w.defined() ? w.contiguous() : w, b);
   });
   return {aliases.result(by_input), aliases.result(by_weight), aliases.result(by_bias)};
 }
@@ -196,11 +198,14 @@ std::tuple<Tensor, Tensor> gru_cell(
   int device = hx.device().index();
   Aliases aliases(device);
   auto [hy, saved] = run_now(device, [&] {
-    auto x = sum_of(aliases, input_gates, input_bias).chunk(3, 1);
+    auto saved = at::empty({hx.size(0), 5 * hx.size(1)}, aliases.of(hx).options());
+    auto parts = saved.chunk(5, 1);
+    auto r = parts[0], z = parts[1], n = parts[2], before = parts[3], hn = parts[4];
     auto h = sum_of(aliases, hidden_gates, hidden_bias).chunk(3, 1);
-    auto r = (x[0] + h[0]).sigmoid(), z = (x[1] + h[1]).sigmoid(), n = (x[2] + r * h[2]).tanh();
-    auto before = aliases.of(hx);
-    return std::make_tuple(n + z * (before - n), at::cat({r, z, n, before, h[2]}, 1));
+    saved.narrow(1, 0, 3 * hx.size(1)).copy_(sum_of(aliases, input_gates, input_bias));
+    r.add_(h[0]).sigmoid_(), z.add_(h[1]).sigmoid_(), hn.copy_(h[2]), before.copy_(aliases.of(hx));
+    n.addcmul_(r, hn).tanh_();
+    return std::make_tuple(n + z * (before - n), saved);
   });
   return {aliases.result(hy), aliases.result(saved)};
 }

@@ -8,5 +8,6 @@
 #include "fallback.cpp"
 #include "generator.cpp"
 #include "kernels.cpp"
+#include "outputs.cpp"
 #include "pinned.cpp"
 #include "streams.cpp"

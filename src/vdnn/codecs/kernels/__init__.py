@@ -46,6 +46,11 @@ def accelerator_kernels(device_type: str) -> ModuleType:
     return importlib.import_module("vdnn.codecs.kernels.triton_kernels")
 
 
+def takes_room(device_type: str) -> bool:
+    """Whether the kernels there have temporaries of their own in the device's memory (`chunk_sizes.py`)."""
+    return getattr(kernels_of(device_type), "TAKES_ROOM", False)
+
+
 def kernels_of(device_type: str) -> ModuleType:
     """The kernels for tensors of this kind of device, as `torch.device.type` spells it."""
     return cpu_kernels() if device_type == "cpu" else accelerator_kernels(device_type)

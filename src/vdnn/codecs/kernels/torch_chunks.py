@@ -2,7 +2,7 @@
 
 Enters: flat tensors on one device, any device. Leaves: views of them. The one idea: nothing here or in the files beside
 it asks the device for a number. Shapes follow from what the host knows, what data decides stays on the device, and so
-the host never waits. Temporaries are those of one chunk: `temporaries.py` bounds them.
+the host never waits. Temporaries are those of one chunk: `workspace_nbytes` in `chunk_sizes.py` bounds them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import torch
 
+from vdnn.codecs.kernels.chunk_sizes import chunk_size
 from vdnn.codecs.kernels.element_types import element_bits, element_nbytes
 from vdnn.codecs.kernels.reference_masks import chunks
-from vdnn.codecs.kernels.temporaries import chunk_size
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 

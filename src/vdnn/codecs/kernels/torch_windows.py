@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import torch
 
-from vdnn.codecs.kernels.temporaries import chunk_size
+from vdnn.codecs.kernels.chunk_sizes import chunk_size
 from vdnn.codecs.kernels.window import PerAxis, Window
 
 

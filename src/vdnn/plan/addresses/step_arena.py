@@ -8,19 +8,15 @@ both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from vdnn.codecs import codec_for
-from vdnn.codecs.kernels.temporaries import NBYTES_PER_ELEMENT, workspace_nbytes
-from vdnn.codecs.window_index import WindowIndex
 from vdnn.ir import Role
 from vdnn.plan.addresses.layout import TimedBlock
 from vdnn.plan.addresses.pack_whole import pack_whole
 from vdnn.plan.judge.residency import Column, Holdings, holdings
-from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.model.surroundings import ACCELERATOR_BLOCK_NBYTES
 from vdnn.plan.model.timeline import ROLES
@@ -100,7 +96,6 @@ def step_arena(plan: Plan) -> StepArena:
             outside += [] if is_there else [block]
         else:
             inside.append(block)
-    inside += _of_codecs(plan)
     inside, below = _with_workspaces_below(inside, outside)
     layout = pack_whole([block.timed for block in inside], ACCELERATOR_BLOCK_NBYTES, below=below)
     places = zip(inside, layout.places, strict=True)
@@ -113,40 +108,6 @@ def step_arena(plan: Plan) -> StepArena:
 
 def _columns(held: Holdings) -> tuple[Column, ...]:
     return held.tiers, held.roles, held.nbytes, held.first, held.last, held.storages
-
-
-def _of_codecs(plan: Plan) -> Iterator[Block]:
-    """What kernels of codecs take for themselves."""
-    graph, program = plan.problem.graph, plan.program
-    read_encoded = {
-        decision.storage: number
-        for number, decision in enumerate(plan.decisions)
-        if isinstance(decision.action, Encode | EncodeOffload) and decision.action.direct
-    }
-    for position, instruction in enumerate(program):
-        if instruction.op >= 0:
-            read = {graph.values[read.value].storage for read in graph.ops[instruction.op].reads}
-            numbers = [read_encoded[storage] for storage in read & read_encoded.keys()]
-            numbers = [number for number in numbers if _back(plan, number) <= instruction.moment]
-        else:
-            numbers = [instruction.decision] if instruction.kind in (Kind.ENCODE, Kind.DECODE) else []
-        for number in numbers:
-            yield Block(_workspace_nbytes(plan, number), position, position + 1, _WORKSPACE)
-
-
-def _back(plan: Plan, number: int) -> int:
-    action = plan.decisions[number].action
-    assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no codec"
-    return action.back
-
-
-def _workspace_nbytes(plan: Plan, number: int) -> int:
-    action, storage = plan.decisions[number].action, plan.problem.graph.storages[plan.decisions[number].storage]
-    assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no codec"
-    codec = codec_for(action.codec, storage, action.detail)
-    window = codec.window if isinstance(codec, WindowIndex) else None
-    row = 1 if window is None else window.inner * max(window.input[-1], window.output[-1])
-    return min(workspace_nbytes(codec.count, row), NBYTES_PER_ELEMENT * max(codec.count, 2 * row))
 
 
 def _rounded(nbytes: int) -> int:

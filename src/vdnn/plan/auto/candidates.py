@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from vdnn.codecs import codec_for
+from vdnn.codecs import Codec, codec_for
 from vdnn.cost.table import OpCost
 from vdnn.hardware.device import Hardware
 from vdnn.ir import Information, Need, Read, Trait
@@ -147,9 +147,8 @@ class Candidates:
             return Option(OFFLOAD, reason, drag_s, 0, tier, out_s, back_s)
         seconds = drag_s + encoding.encode_s + encoding.decode_s
         reason = f"as {format_nbytes(nbytes)} of {encoding.codec}; {reason}"
-        return Option(
-            ENCODE_OFFLOAD, reason, seconds, 0, tier, out_s, back_s, encoding, 0, self._is_whole(gap, encoding)
-        )
+        passing, whole = self._codec_nbytes(gap, encoding), self._is_whole(gap, encoding)
+        return Option(ENCODE_OFFLOAD, reason, seconds, 0, tier, out_s, back_s, encoding, passing, whole)
 
     def copies_s(self, nbytes: int, tier: str) -> tuple[float, float]:
         """Seconds out and back, link after link."""
@@ -171,10 +170,30 @@ class Candidates:
         assert life is not None, "what has a gap is used"
         back = life.end if encoding.direct else -1  # what is read as an encoding never comes back
         seconds = encoding.encode_s + encoding.decode_s
-        return Option(ENCODE, reason, seconds, encoding.nbytes, encoding=encoding, keeps_values=whole, back=back)
+        passing = self._codec_nbytes(gap, encoding)
+        return Option(
+            ENCODE,
+            reason,
+            seconds,
+            encoding.nbytes,
+            encoding=encoding,
+            passing_nbytes=passing,
+            keeps_values=whole,
+            back=back,
+        )
+
+    def _codec_nbytes(self, gap: Gap, encoding: Encode) -> int:
+        """What its decoder, or who reads it as it is, holds for itself. Before the gap the judge sees to it."""
+        if not self.problem.codecs_take_room:
+            return 0
+        codec = self._codec(gap, encoding)
+        return codec.reader_workspace_nbytes if encoding.direct else codec.workspace_nbytes
+
+    def _codec(self, gap: Gap, encoding: Encode) -> Codec:
+        return codec_for(encoding.codec, self.graph.storages[gap.storage], encoding.detail)
 
     def _is_whole(self, gap: Gap, encoding: Encode) -> bool:
-        codec = codec_for(encoding.codec, self.graph.storages[gap.storage], encoding.detail)
+        codec = self._codec(gap, encoding)
         return codec.is_exact and not encoding.direct and codec.serves(Information(Need.ALL))
 
     def _stash(self, gap: Gap) -> Stash:

@@ -80,6 +80,8 @@ def to_json(plan: PlanData) -> Json:
         body["density"] = plan.problem.density
     if plan.problem.form:
         body["form"] = plan.problem.form
+    if plan.problem.codecs_take_room:
+        body["codecs_take_room"] = True
     if plan.note:
         body["note"] = plan.note
     if plan.bound_s is not None:
@@ -122,6 +124,7 @@ def _plan_kind(words: tuple[str, ...]) -> Record:
             "lossy": Text(),
             "density": Number(0, 1),
             "form": Text(),
+            "codecs_take_room": Truth(),
             "note": Text(has_lines=True),
             "bound_s": Number(0),
         },
@@ -142,6 +145,7 @@ def _plan_data(read: Json) -> PlanData:
             read.get("lossy"),
             read.get("density", DENSITY),
             read.get("form", ""),
+            codecs_take_room=read.get("codecs_take_room", False),
         )
     _require_countable(problem, read["decisions"])
     chosen = dict(read.get("variants", ()))

@@ -99,6 +99,7 @@ def plan_key(problem: Problem, strategy: str) -> str:
         "budget_nbytes": problem.budget_nbytes,
         "lossy": problem.lossy,
         "density": problem.density,
+        "codecs_take_room": problem.codecs_take_room,
         "inexact": any(not cost.exact for cost in offered),
         "costs": sorted({cost.source for cost in problem.costs.ops}),
         "hardware": [problem.hardware.name, [[tier.name, _magnitude(tier.nbytes)] for tier in problem.hardware.tiers]],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vdnn.codecs import Codec, codec_for
 from vdnn.plan.model.actions import Encode, EncodeOffload
 from vdnn.plan.model.plan_data import PlanData
 
@@ -51,3 +52,19 @@ def key_nbytes(plan: PlanData, key: Key) -> int:
     action = plan.decisions[position].action
     assert isinstance(action, Encode | EncodeOffload), f"{action.kind} has no encoded form"
     return action.nbytes
+
+
+def codec_nbytes(plan: PlanData, position: int) -> int:
+    """What the codec of a decision holds for itself while it encodes or decodes."""
+    return _codec(plan, position).workspace_nbytes if plan.problem.codecs_take_room else 0
+
+
+def reader_nbytes(plan: PlanData, encoding: Key) -> int:
+    """The same while an op reads the encoding as it is."""
+    return _codec(plan, encoding[1]).reader_workspace_nbytes if plan.problem.codecs_take_room else 0
+
+
+def _codec(plan: PlanData, position: int) -> Codec:
+    decision = plan.decisions[position]
+    assert isinstance(decision.action, Encode | EncodeOffload), f"{decision.action.kind} has no encoded form"
+    return codec_for(decision.action.codec, plan.problem.graph.storages[decision.storage], decision.action.detail)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vdnn.codecs import Codec, codec_for
 from vdnn.ir import NO_USE, Read, Role
 from vdnn.plan.judge.schedule import Instruction, Kind
 from vdnn.plan.model.actions import Encode, EncodeOffload, Offload
@@ -61,6 +62,7 @@ class _Book:
     def __init__(self, plan: PlanData) -> None:
         graph = plan.problem.graph
         self.plan, self.graph, self.costs = plan, graph, plan.costs
+        self.codecs_take_room = plan.problem.codecs_take_room
         self.tiers = {tier.name: position for position, tier in enumerate(plan.problem.hardware.tiers)}
         self.storage_of = [value.storage for value in graph.values]
         self.since = [-1] * len(graph.storages)
@@ -142,11 +144,13 @@ class _Book:
             self._read_encoding(position, instruction)
 
     def encode(self, position: int, instruction: Instruction) -> None:
+        self._work_of_codec(position, instruction.decision)
         self.encoded_since[instruction.decision] = position
         self._free(instruction.storage, position)
         self._read_encoding(position, instruction)
 
     def decode(self, position: int, instruction: Instruction) -> None:
+        self._work_of_codec(position, instruction.decision)
         self._take(instruction.storage, position)
         self._free_encoded(position, instruction)
 
@@ -161,15 +165,30 @@ class _Book:
                 self._hold(_DEVICE, storage, self.graph.storages[storage].nbytes, since, last)
 
     def _touch(self, position: int, op: int, reads: Sequence[Read]) -> None:
+        workspace_nbytes = self.costs[op].workspace_nbytes
         for read in reads:  # reading the shape of something away leaves no trace
             storage = self.storage_of[read.value]
             if self.since[storage] >= 0:
                 self.touched[storage] = position
             elif storage in self.encoding_of and read.need not in NO_USE:
-                self.encoding_touched[self.encoding_of[storage]] = position
-        workspace_nbytes = self.costs[op].workspace_nbytes
+                decision = self.encoding_of[storage]
+                self.encoding_touched[decision] = position
+                if self.codecs_take_room:
+                    workspace_nbytes = max(workspace_nbytes, self._codec_of(decision).reader_workspace_nbytes)
+        self._work(position, workspace_nbytes)
+
+    def _work_of_codec(self, position: int, decision: int) -> None:
+        if self.codecs_take_room:
+            self._work(position, self._codec_of(decision).workspace_nbytes)
+
+    def _work(self, position: int, workspace_nbytes: int) -> None:
         if workspace_nbytes:
             self.numbers += _DEVICE, _WORKSPACE, workspace_nbytes, position, position, -1
+
+    def _codec_of(self, position: int) -> Codec:
+        decision = self.plan.decisions[position]
+        assert isinstance(decision.action, Encode | EncodeOffload), f"{decision.action.kind} has no codec"
+        return codec_for(decision.action.codec, self.graph.storages[decision.storage], decision.action.detail)
 
     def _take(self, storage: int, position: int) -> None:
         if self.since[storage] < 0:

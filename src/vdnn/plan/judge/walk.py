@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from vdnn.ir import NO_USE, PERSISTENT_ROLES, Need, Op, Read, Trait
-from vdnn.plan.judge.events import Event, Key, key_nbytes, peak
+from vdnn.plan.judge.events import Event, Key, codec_nbytes, key_nbytes, peak, reader_nbytes
 from vdnn.plan.model.actions import Action, Drop, Encode, EncodeOffload, Keep, Offload, Recompute
 from vdnn.plan.model.plan_data import PlanData
 
@@ -150,7 +150,7 @@ class _Walker:
             if decision.action.direct:
                 self.encodings[decision.storage] = encoded
                 return
-            self._event(moment, (plain, encoded), begins=(plain,))
+            self._event(moment, (plain, encoded), (plain,), codec_nbytes(self.plan, position))
         self.whole.add(decision.storage)
         self.away.pop(decision.storage, None)
 
@@ -200,7 +200,8 @@ class _Walker:
         if moment == min(self.graph.num_forward, len(self.graph) - 1):
             touched |= {self.graph.values[value].storage for value in self.graph.tangents} & self.whole
         touches = (*_plain(touched), *(encoding for encoding in encodings if encoding is not None))
-        self._event(moment, touches, _plain(begins), self._workspace_nbytes(moment))
+        read_nbytes = [reader_nbytes(self.plan, encoding) for encoding in encodings if encoding is not None]
+        self._event(moment, touches, _plain(begins), max([self._workspace_nbytes(moment), *read_nbytes]))
 
     def _encoding_for(self, moment: int, read: Read) -> Key | None:
         """The encoding that an op reads in place of the storage, if the plan says so; complaints if it can read
@@ -226,7 +227,7 @@ class _Walker:
                 continue
             keys: tuple[Key, ...] = (("plain", storage),)
             begins: tuple[Key, ...] = (("encoded", position),) if position in encoding else ()
-            self._event(moment, keys + begins, begins)
+            self._event(moment, keys + begins, begins, codec_nbytes(self.plan, position) if begins else 0)
             self.whole.remove(storage)
             until = "and does not come back" if isinstance(action, Drop) else f"back before op {_back(action)}"
             self.encodings.pop(storage, None)

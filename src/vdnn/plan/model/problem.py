@@ -33,7 +33,8 @@ class Problem:
     non-zero elements for which the encoding of a sparse map gets room. `form` names the form of the step that the graph
     shows (`compile/forms/`); empty: as it was traced. `surroundings` is what else the budget has to hold. `kept_nbytes`
     is what the traced step takes with everything kept, of which budgets are shares; None: the peak of this graph.
-    `asked` is the budget as the user said it; None: in bytes.
+    `asked` is the budget as the user said it; None: in bytes. `codecs_take_room`: where the step runs, codecs have
+    temporaries on the device (`codecs/kernels/chunk_sizes.py`).
     """
 
     graph: Graph
@@ -47,6 +48,7 @@ class Problem:
     surroundings: Surroundings = ALONE
     kept_nbytes: int | None = field(default=None, compare=False)
     asked: Asked | None = field(default=None, compare=False)
+    codecs_take_room: bool = False
 
     @property
     def is_exact(self) -> bool:

@@ -18,10 +18,7 @@ from vdnn.runtime.open_transfers import AskedTiers, open_transfers
 from vdnn.runtime.transfers.streams import StreamTransfers
 from vdnn.units import MiB
 
-pytestmark = [
-    pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator on this machine"),
-    pytest.mark.timeout(120),
-]
+pytestmark = [pytest.mark.accelerator, pytest.mark.timeout(120)]
 
 
 PERIOD = 65521  # prime: no two pages or pieces of a copy begin alike

@@ -18,8 +18,9 @@ from triton_child import Outcome, outcome, reference_outcome
 from vdnn.codecs.kernels import kernels_of
 from vdnn.errors import EncodingTooLarge, LostHandle
 from vdnn.runtime.encodings import Encodings, Overflow
+from where import seeded
 
-pytestmark = pytest.mark.skipif(not torch.accelerator.is_available(), reason="no accelerator on this machine")
+pytestmark = pytest.mark.accelerator
 
 CALLS = calls(5000)
 
@@ -97,7 +98,7 @@ def sparse_of(encodings: Encodings) -> int:
 
 def map_of(encodings: Encodings, density: float) -> torch.Tensor:
     count = encodings.codecs[sparse_of(encodings)].count
-    drawn = torch.rand(count, generator=torch.Generator().manual_seed(1))
+    drawn = torch.rand(count, generator=seeded(1))
     return torch.where(drawn < density, drawn + 1, torch.zeros(())).to(device())
 
 
