@@ -118,7 +118,7 @@ def _replace_call(virtual: Any, recipe: Recipe, function: Callable[..., Any] | N
         follow_copies(virtual, _revive, recipe)
         has_its_own = "forward" in virtual.__dict__  # given to this one object by the user
         within = ForwardIsACall(virtual) if session.is_bound and not has_its_own else within
-    set_compiled_call(virtual, functools.partial(_call, run, plain, within, session.called, session.is_bound))
+    set_compiled_call(virtual, functools.partial(_call, run, plain, within, session))
     weakref.finalize(run, session.disk_room.end).atexit = False  # not the session: it goes with the model
     if session.part is not None:
         weakref.finalize(run, session.part.member.leave).atexit = False
@@ -136,8 +136,7 @@ def _call(
     run: Callable[..., Any],
     plain: Callable[..., Any],
     within: AbstractContextManager[Any],
-    called: Callable[[], AbstractContextManager[None]],
-    is_bound: bool,
+    session: Session,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
@@ -145,14 +144,15 @@ def _call(
         return plain(*args, **kwargs)
     with within:
         if not torch.is_grad_enabled():  # there is no backward to keep anything for
+            session.make_room_outside_steps()
             return plain(*args, **kwargs)
-        if is_bound and is_in_function_transform():
+        if session.is_bound and is_in_function_transform():
             raise Unsupported(
                 "a virtualized model with a budget was called inside torch.func (grad, vjp, jvp, vmap): what it"
                 " computes there is no training step that was captured, and its budget would not be kept. Call the"
                 " plain model there; torch.func.functional_call alone works."
             )
-        with called():
+        with session.called():
             return run(*args, **kwargs)
 
 

@@ -102,6 +102,20 @@ def test_steps_in_flight_that_nobody_named_are_noticed_and_planned_for() -> None
     assert peak_nbytes(virtual, iteration, 4) <= budget + SMALL_NBYTES
 
 
+def test_what_a_skipped_batch_left_is_told_and_not_planned_for() -> None:
+    budget = keep_all_account(microbatches(1), 1)
+    virtual = vdnn.virtualize(network(), budget=budget)
+    output = virtual(batch(0))
+    output = virtual(batch(1))
+    with pytest.warns(BudgetExceeded, match=r"1 step before this one had no backward.*del output, loss"):
+        output.square().mean().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        output = virtual(batch(2))
+        output.square().mean().backward()
+    assert not session_of(virtual).seen.num_again
+
+
 @pytest.mark.cpu_only("what runs outside of a model is counted in the arena of the CPU")
 def test_a_loss_outside_has_its_room_in_the_budget() -> None:
     if step_library().functions is None:

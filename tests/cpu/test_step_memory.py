@@ -250,6 +250,34 @@ def test_a_forward_whose_backward_never_comes_does_not_log_for_ever(library: Any
     assert len(allocator.log()) == 64 * 1024
 
 
+def test_the_step_after_a_batch_that_was_skipped_runs_where_it_was_planned() -> None:
+    """The half that never came is not learned as an iteration of its own, in place of the whole one."""
+    virtual = vdnn.virtualize(network())
+    for step in range(NUM_STEPS):
+        list(gradients_first(virtual, step))
+    for step in range(2):
+        virtual(batch(step)).square().mean()  # its loss was no number, say
+        list(gradients_first(virtual, step))
+    virtual(batch(0))  # the next iteration begins: the one before is counted
+    counts = session_of(virtual).memory.counts()
+    assert counts is not None
+    assert (counts.num_unexpected, counts.num_page_faults) <= (0, 20)
+
+
+def test_an_evaluation_between_steps_has_the_room_of_the_idle_arena() -> None:
+    virtual = vdnn.virtualize(network(), budget="80%")
+    large = batch(0, 32 * 1024)
+    for _ in range(3):
+        clear(virtual)
+        virtual(large).sum().backward()
+    clear(virtual)
+    before_nbytes, arena_nbytes = status_nbytes("VmRSS"), session_of(virtual).memory.arena_nbytes
+    with torch.no_grad():
+        virtual(batch(0))
+    assert arena_nbytes > 64 * MiB
+    assert before_nbytes - status_nbytes("VmRSS") > arena_nbytes // 2
+
+
 def test_gradients_that_stay_over_the_next_forward_lie_outside_of_the_arena() -> None:
     """Their pages would be missing from the arena while the forward runs."""
     first, after = (vdnn.virtualize(network()) for _ in range(2))

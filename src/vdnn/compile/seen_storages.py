@@ -75,6 +75,16 @@ class SeenStorages:
         self.is_stale = self.num_again < MAX_AGAIN
         warnings.warn(_account_words(plan, found, needed_nbytes, budget_nbytes), BudgetExceeded, stacklevel=2)
 
+    def judge_left(self, plan: Plan, num_left: int) -> None:
+        """Warn if steps without a backward (a batch that was skipped, an exception) were alive while the next forward
+        ran, and both are more than the budget. A plan for as many in flight would be one for an accident."""
+        budget_nbytes, around = plan.problem.budget_nbytes, plan.problem.surroundings
+        if budget_nbytes is None:
+            return
+        needed_nbytes = account_nbytes(plan, around.joined(Surroundings(1 + num_left)))
+        if needed_nbytes > budget_nbytes:
+            warnings.warn(_left_words(plan, num_left, needed_nbytes, budget_nbytes), BudgetExceeded, stacklevel=2)
+
     def begin_again(self) -> None:
         self.is_stale, self.num_again = False, self.num_again + 1
 
@@ -115,6 +125,16 @@ def _account_words(plan: Plan, found: Surroundings, needed_nbytes: int, budget_n
         f" {format_nbytes(needed_nbytes - budget_nbytes)} more than the budget of {format_nbytes(budget_nbytes)}."
         " It is planned again for that before its next step; in_flight=k says from the first step on how many"
         " forwards come before their backwards."
+    )
+
+
+def _left_words(plan: Plan, num_left: int, needed_nbytes: int, budget_nbytes: int) -> str:
+    steps = "1 step" if num_left == 1 else f"{num_left} steps"
+    return (
+        f"{plan.problem.graph.name}: {steps} before this one had no backward, and what was held for it was alive while"
+        f" its forward ran: {format_nbytes(needed_nbytes)} together,"
+        f" {format_nbytes(needed_nbytes - budget_nbytes)} more than the budget of {format_nbytes(budget_nbytes)}."
+        " Where a batch is skipped, let its output and its loss go (del output, loss) before the next forward."
     )
 
 

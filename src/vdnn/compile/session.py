@@ -201,6 +201,11 @@ class Session:
         """To be open while the model is called: models that have a Budget together hear of each other."""
         return nullcontext() if self.part is None else self.part.called()
 
+    def make_room_outside_steps(self) -> None:
+        """What runs without gradients is no step, and has the room of one: idle pages of the arena go back."""
+        if self.is_bound and self.executors:
+            self.memory.make_room()
+
     def add(self, executor: Executor) -> None:
         self.executors.append(executor)
         if self.part is not None:
@@ -245,8 +250,10 @@ class Session:
             stacklevel=2,
         )
 
-    def judge_surroundings(self, plan: Plan, found: Surroundings) -> None:
-        """What was alive beside a step."""
+    def judge_surroundings(self, plan: Plan, found: Surroundings, num_left: int) -> None:
+        """What was alive beside a step, and how many steps before it never came to their backward."""
+        if num_left:
+            self.seen.judge_left(plan, num_left)
         self.seen.judge_surroundings(plan, found if self.part is None else self.part.beside(found))
 
     def has_part_for(self, plan: Plan) -> bool:

@@ -253,7 +253,7 @@ class Executor:
         exact_rerun: ExactRerun | None = None,
         watched: bool = True,
         judge: Callable[[Plan, WatchedStep], None] | None = None,
-        judge_surroundings: Callable[[Plan, Surroundings], None] | None = None,
+        judge_surroundings: Callable[[Plan, Surroundings, int], None] | None = None,
     ) -> None:
         self.edition = edition
         self._judge, self._judge_surroundings = judge, judge_surroundings
@@ -265,6 +265,7 @@ class Executor:
 
         self._exact_rerun = exact_rerun
         self._in_flight: weakref.WeakSet[Step] = weakref.WeakSet()
+        self._num_at_once = 0  # the most that were in flight since a backward looked: some never come to theirs
         self._entering = threading.RLock()
         self.measured = Measured(edition.clock)
         self._is_watched, self._memory = watched, memory
@@ -282,6 +283,13 @@ class Executor:
     @property
     def num_saved(self) -> int:
         return self.edition.num_saved
+
+    def _num_left(self) -> int:
+        """Asked by a backward: how many steps were alive while a forward ran, and are gone without theirs."""
+        with self._entering:
+            now = len(self._in_flight)
+            num_at_once, self._num_at_once = self._num_at_once, now - 1
+            return max(num_at_once - now, 0)
 
     @property
     def num_in_flight(self) -> int:
@@ -371,14 +379,14 @@ class Executor:
         edition: Edition = step.edition
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
-        num_in_flight = max(len(self._in_flight), 1)
+        num_in_flight, num_left = max(len(self._in_flight), 1), self._num_left()
         key = edition.memory_key, "backward"
         with self._memory.half(key, is_forward=False, plan=edition.plan) as half:
             found = Surroundings(num_in_flight, self._memory.outside_nbytes)
             gradients = self._backward_of(step, args, half)
             half.hold(gradients)
         if self._judge_surroundings is not None:
-            self._judge_surroundings(edition.plan, found)
+            self._judge_surroundings(edition.plan, found, num_left)
         if step.remembered is not None and self._exact_rerun is not None:
             remembered, step.remembered = step.remembered, None
             self.measured.gradient_error = self._exact_rerun.compare(remembered, tangents, gradients)
@@ -454,6 +462,7 @@ class Executor:
         """The first step of a lossy plan will be repeated exactly."""
         with self._entering:
             self._in_flight.add(step)
+            self._num_at_once = max(self._num_at_once, len(self._in_flight))
         if self._exact_rerun is not None and self.measured.num_forward == 1:
             step.remembered = self._exact_rerun.remember(args)
 

@@ -215,7 +215,8 @@ class StepMemory:
             self._is_followed and self._followed is not None and len(self._keys) == len(self._followed.keys)
         )
         is_known = was_as_planned and not counts.num_unexpected
-        if is_known or self._is_forgotten or len(self._keys) > MAX_HALVES:
+        is_skipped = self._is_followed and not was_as_planned  # its backward never came: the next one comes whole
+        if is_known or is_skipped or self._is_forgotten or len(self._keys) > MAX_HALVES:
             return
         before = self._planned.get(self._keys[0])
         num_relearned = before.num_relearned + 1 if was_as_planned and before is not None else 0
