@@ -17,6 +17,7 @@ TESTS = Path(__file__).parents[1]
 BEHAVIOUR = {
     "cpu/test_mixed_precision.py": ("-k", "superneurons or narrow"),
     "cpu/test_virtualize_gradients.py": ("--default-device",),
+    "device/test_arena.py": ("-m", "slow"),
 }
 """Tests of what vdnn does wherever it computes, as far as they are asked on the device for tests, and how."""
 
@@ -36,11 +37,11 @@ def run_there(*files: str, options: tuple[str, ...] = ()) -> str:
 
 @pytest.mark.timeout(900)
 def test_what_needs_an_accelerator_passes_on_the_device_for_tests() -> None:
-    assert "skipped" not in run_there("device", "gpu", "cpu/test_accelerator.py")
+    assert "skipped" not in run_there("device", "gpu", "cpu/test_accelerator.py", options=("-m", "not slow"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("file", BEHAVIOUR)
 def test_what_vdnn_does_it_does_on_the_device_for_tests(file: str) -> None:
     run_there(file, options=BEHAVIOUR[file])
