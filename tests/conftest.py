@@ -100,6 +100,7 @@ def vdev() -> Iterator[ModuleType]:
     """The device's controls, put back afterwards."""
     if not device.is_loaded():
         pytest.skip(f"needs --device {device.NAME}")
+    gc.collect()  # what tests before it left on the device
     controls.reset()
     yield controls
     controls.reset()

@@ -16,7 +16,7 @@ from vdnn.units import GiB
 
 SCALED = Scaled()
 MOST_LOST = 0.05
-BUDGETS = {"12 GiB": int(12 * GiB * SCALED.nbytes_share), "12 of 28": f"{100 * 12 / 28:.2f}%"}
+BUDGET = int(12 * GiB * SCALED.nbytes_share)
 
 
 @pytest.fixture(autouse=True)
@@ -33,11 +33,10 @@ def test_with_room_for_everything_a_step_takes_what_its_ops_take() -> None:
     assert step.seconds == pytest.approx(sum(cost.seconds for cost in step.plan.costs.ops))
 
 
-@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
-def test_vgg16_in_12_of_28_gb_loses_at_most_5_per_cent_against_the_oracle(budget: Any) -> None:
+def test_vgg16_in_12_gb_loses_at_most_5_per_cent_against_the_oracle() -> None:
     hardware = SCALED.hardware("titan-x")
     oracle = virtual_step(SCALED, hardware, strategy="keep-all")
-    step = virtual_step(SCALED, hardware, budget=budget)
+    step = virtual_step(SCALED, hardware, budget=BUDGET)
     assert step.disagreements() == []
     assert step.lane("device->host")
     assert step.lane("host->device")

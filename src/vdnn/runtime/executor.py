@@ -19,8 +19,6 @@ first tensor of the step is there.
 from __future__ import annotations
 
 import itertools
-import threading
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,6 +43,7 @@ from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.running_step import Step, running
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.step_memory import RunningHalf, StepMemory, UnplannedMemory
+from vdnn.runtime.steps_in_flight import StepsInFlight
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.runtime.watched_step import WatchedStep
 from vdnn.torch_private import are_saved_tensors_hooked, is_backward_differentiated, mark_boxed
@@ -264,9 +263,7 @@ class Executor:
         """Whether the next ordinary step is timed instruction by instruction."""
 
         self._exact_rerun = exact_rerun
-        self._in_flight: weakref.WeakSet[Step] = weakref.WeakSet()
-        self._num_at_once = 0  # the most that were in flight since a backward looked: some never come to theirs
-        self._entering = threading.RLock()
+        self._in_flight = StepsInFlight()
         self.measured = Measured(edition.clock)
         self._is_watched, self._memory = watched, memory
         self.forward = BoxedCall(self._forward)
@@ -284,13 +281,6 @@ class Executor:
     def num_saved(self) -> int:
         return self.edition.num_saved
 
-    def _num_left(self) -> int:
-        """Asked by a backward: how many steps were alive while a forward ran, and are gone without theirs."""
-        with self._entering:
-            now = len(self._in_flight)
-            num_at_once, self._num_at_once = self._num_at_once, now - 1
-            return max(num_at_once - now, 0)
-
     @property
     def num_in_flight(self) -> int:
         """Steps that wait for their backward."""
@@ -298,8 +288,7 @@ class Executor:
 
     def steps(self) -> list[Step]:
         """Those that wait for their backward, or run. Any thread may ask."""
-        with self._entering:
-            return list(self._in_flight)
+        return self._in_flight.steps()
 
     @property
     def num_fused_ops(self) -> int:
@@ -364,6 +353,7 @@ class Executor:
         begin = self.edition.clock.now()
         with running(step):
             results = self.edition.forward.run(args)
+        self._in_flight.waits(step)
         step.forward = begin, self.edition.clock.now()
         self.measured.forward_s.add(*step.forward)
         return results
@@ -379,7 +369,7 @@ class Executor:
         edition: Edition = step.edition
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
-        num_in_flight, num_left = max(len(self._in_flight), 1), self._num_left()
+        num_in_flight, num_left = max(len(self._in_flight), 1), self._in_flight.num_left(step)
         key = edition.memory_key, "backward"
         with self._memory.half(key, is_forward=False, plan=edition.plan) as half:
             found = Surroundings(num_in_flight, self._memory.outside_nbytes)
@@ -409,6 +399,7 @@ class Executor:
         self._enter(step, args)
         with running(step):
             results = self.edition.marked(checked=False)[0](args)
+        self._in_flight.waits(step)
         step.end_half()
         return results
 
@@ -430,6 +421,7 @@ class Executor:
         program, _ = edition.marked(checked=True)
         with step.tracker, running(step):
             results = program(args)
+        self._in_flight.waits(step)
         step.end_half()
         return results
 
@@ -460,9 +452,7 @@ class Executor:
 
     def _enter(self, step: Step, args: Sequence[Any]) -> None:
         """The first step of a lossy plan will be repeated exactly."""
-        with self._entering:
-            self._in_flight.add(step)
-            self._num_at_once = max(self._num_at_once, len(self._in_flight))
+        self._in_flight.begins(step)
         if self._exact_rerun is not None and self.measured.num_forward == 1:
             step.remembered = self._exact_rerun.remember(args)
 
