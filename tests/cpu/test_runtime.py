@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 from equivalence import assert_same_state, both, pair
+from forked import exit_code_of
 from nets import ConvNet, backward, images
 from tiers import DISK
 
@@ -219,12 +220,13 @@ def test_a_forked_child_opens_its_own_tiers(tmp_path: Path) -> None:
     runtime = shared_runtime()
     parents = runtime.transfers(DISK, str(tmp_path))
     ticket = send(runtime, tmp_path)
-    child = os.fork()
-    if child == 0:
+
+    def is_right() -> int:
         own = send(runtime, tmp_path)
-        is_right = read_back(runtime, tmp_path, own).tolist() == list(range(100))
-        os._exit(is_right and runtime.transfers(DISK, str(tmp_path)) is not parents)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+        is_read = read_back(runtime, tmp_path, own).tolist() == list(range(100))
+        return is_read and runtime.transfers(DISK, str(tmp_path)) is not parents
+
+    assert exit_code_of(is_right) == 1
     assert read_back(runtime, tmp_path, ticket).tolist() == list(range(100))
 
 
