@@ -1,6 +1,6 @@
 """Codecs on an accelerator: the reference's bytes, and what happens to data that does not fit if nobody looks in time.
 
-Skipped where there is none; `pytest --device vdev tests/gpu` runs them on the device of `tests/device`.
+Skipped where there is none; `pytest --device vdev` runs them on the device of `tests/device`.
 """
 
 from __future__ import annotations

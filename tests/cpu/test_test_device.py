@@ -65,6 +65,6 @@ def test_an_accelerator_that_is_not_here_is_refused_by_name() -> None:
 
 
 @pytest.mark.skipif(device.is_loaded(), reason="this run has loaded it")
-def test_importing_the_device_changes_nothing() -> None:
+def test_importing_the_device_and_collecting_its_tests_changes_nothing() -> None:
     assert torch.accelerator.current_accelerator() is None
     assert not hasattr(torch, device.NAME)

@@ -15,7 +15,8 @@ from torch import Tensor
 
 import device
 
-device.load()
+if __name__ == "__main__":
+    device.load()  # not where a test asks for this file's name: nothing else of that run may see an accelerator
 
 import vdnn  # noqa: E402 - what it finds of accelerators is of this process
 from device.chains import ROWS, WIDTH, chain  # noqa: E402
