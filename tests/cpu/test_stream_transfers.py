@@ -1,4 +1,4 @@
-"""Transfers on an accelerator; skipped where there is none. `pytest --device vdev tests/gpu` runs them on the device of
+"""Transfers on an accelerator; skipped where there is none. `pytest --device vdev` runs them on the device of
 `tests/device`, which every machine with a compiler has.
 
 `tests/cpu/test_stream_order.py` checks the order of the same code anywhere.

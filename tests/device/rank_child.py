@@ -18,9 +18,9 @@ import device
 if __name__ == "__main__":
     device.load()  # not where a test asks for this file's name: nothing else of that run may see an accelerator
 
-import vdnn  # noqa: E402 - what it finds of accelerators is of this process
-from device.chains import ROWS, WIDTH, chain  # noqa: E402
-from vdnn.api import session_of  # noqa: E402
+import vdnn
+from device.chains import ROWS, WIDTH, chain
+from vdnn.api import session_of
 
 NUM_STEPS = 3
 
