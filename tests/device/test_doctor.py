@@ -22,9 +22,11 @@ def test_doctor_measures_the_accelerator(vdev: ModuleType, tmp_path: Path, capsy
     vdev.set_limit(GiB)
     vdev.set_others(100 * MiB)
     vdev.set_copy_rate(400e6)
+    kept_nbytes = torch.accelerator.memory_reserved()  # by tests before this one, in this process
     found = json.loads(asked(tmp_path, capsys, "--json"))["accelerator"]
     speeds, hardware = found["measurements"], found["hardware"]
-    assert (speeds["device"], speeds["nbytes"], speeds["free_nbytes"]) == ("vdev:0", GiB, 924 * MiB)
+    assert (speeds["device"], speeds["nbytes"]) == ("vdev:0", GiB)
+    assert 924 * MiB - kept_nbytes <= speeds["free_nbytes"] <= 924 * MiB
     assert speeds["is_pinned"]
     for rate in ("both_to_host_bytes_per_s", "both_to_device_bytes_per_s"):
         assert 100e6 < speeds[rate] < 450e6

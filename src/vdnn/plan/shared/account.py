@@ -32,7 +32,7 @@ from vdnn.plan.addresses.step_arena import step_arena
 from vdnn.plan.judge.residency import holdings
 from vdnn.plan.model.budget import Asked
 from vdnn.plan.model.problem import Problem
-from vdnn.plan.model.surroundings import ALONE, Surroundings
+from vdnn.plan.model.surroundings import ACCELERATOR_BLOCK_NBYTES, ALONE, Surroundings
 from vdnn.plan.model.timeline import ROW_OF_ROLE
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.infeasible import asked_of, enough, infeasible
@@ -177,6 +177,8 @@ def _least_nbytes(problem: Problem, decide: Callable[[Problem], Plan]) -> int:
     try:
         decide(_for_tensors(problem, 0))
     except Infeasible as reason:
+        if problem.surroundings.in_arena:  # of whole blocks: less than one decides nothing
+            return -(-reason.minimum_nbytes // ACCELERATOR_BLOCK_NBYTES) * ACCELERATOR_BLOCK_NBYTES
         return reason.minimum_nbytes
     return 1  # even nothing is enough
 
