@@ -29,7 +29,7 @@ demo: setup ## Look into VGG-16 without allocating it, then train ResNet-50 in 6
 	$(BIN)/vdnn inspect vgg16 --batch 256 --hardware titan-x
 	$(BIN)/vdnn train resnet50 --batch 4 --steps 3 --budget 60% --verify
 
-test: setup ## Check every claim in small examples: about 6 minutes on 2 cores
+test: setup ## Check every claim in small examples: about 9 minutes on 2 cores
 	$(PYTEST) -m "not slow" --durations=20
 
 test-all: test ## Also the larger examples, many more random ones, and the suite of every device on the one for tests
