@@ -11,6 +11,7 @@ Their names are found by the module's `__getattr__`: who imports one from here p
 
 from __future__ import annotations
 
+import dis
 import functools
 import logging
 import sys
@@ -21,10 +22,10 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import CodeType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
-from torch import _guards, _ops, _prims_common, _subclasses, nn
+from torch import _guards, _ops, _prims_common, _subclasses, fx, nn
 from torch._functorch import config
 from torch._functorch._aot_autograd import descriptors
 from torch.fx import node
@@ -358,12 +359,23 @@ class CompilingAnswers:
         return is_new
 
 
+class Asked(Protocol):
+    """A program from `inputs`, placeholders of the graph that Dynamo captures, to a truth; None: it cannot say."""
+
+    @property
+    def inputs(self) -> tuple[fx.Node, ...]: ...
+
+    def __call__(self, *tensors: torch.Tensor) -> bool | None: ...
+
+
 class _Capture(threading.local):
     answers: CompilingAnswers | None = None
+    questions: Callable[[fx.Node], Asked | None] | None = None
 
 
 _CAPTURE = _Capture()
-"""Who answers the model that this thread captures; nobody: Dynamo, which always says yes."""
+"""Who answers the model that this thread captures; nobody: Dynamo, which always says yes. `questions` finds what
+decides a branch that values decide; nobody: Dynamo breaks the graph there."""
 
 
 class _TracingStates(dict[Callable[[], Any], bool | None]):
@@ -384,42 +396,129 @@ class _TracingStates(dict[Callable[[], Any], bool | None]):
 
 @functools.cache
 def _answer_for_dynamo() -> None:
-    """Dynamo folds `torch.compiler.is_compiling()` to True, and there is no setting for it."""
-    from torch._dynamo import external_utils
+    """Dynamo folds `torch.compiler.is_compiling()` to True, cannot trace a question about streams, and breaks at every
+    branch that values decide. There is no setting for any of these."""
+    from torch._dynamo import external_utils, trace_rules
+    from torch._dynamo.variables import tensor as dynamo_tensor
     from torch._dynamo.variables import torch as dynamo_torch
 
     states = _TracingStates(dynamo_torch.tracing_state_functions())
-    asking = (torch.compiler.is_compiling, torch._utils.is_compiling, external_utils.is_compiling)
-    states.questions = frozenset(asking)
+    streams = (torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing)
+    states |= dict.fromkeys(streams, False)
+    asking = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
+    states.questions = frozenset({*asking, torch._utils.is_compiling, external_utils.is_compiling})
     vars(dynamo_torch)["tracing_state_functions"] = lambda: states
+    dynamo_torch.TorchInGraphFunctionVariable._get_handlers.cache_clear()
+    trace_rules.get_torch_obj_rule_map().update(dict.fromkeys(streams, dynamo_torch.TorchInGraphFunctionVariable))
+
+    _ask_at_jumps()
+    truth_of = dynamo_tensor.TensorVariable.bool_impl
+
+    def bool_impl(self: Any, tx: Any) -> Any:
+        truth = _asked_of_the_batch(tx, self)
+        return truth_of(self, tx) if truth is None else dynamo_tensor.VariableTracker.build(tx, truth)
+
+    dynamo_tensor.TensorVariable.bool_impl = bool_impl  # type: ignore[method-assign]
+
+
+def _ask_at_jumps() -> None:
+    from torch._dynamo.symbolic_convert import InstructionTranslatorBase
+
+    def asking(name: str, jump: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def asked(tx: Any, instruction: Any) -> None:
+            truth = _asked_of_the_batch(tx, tx.stack[-1])
+            if truth is None:
+                jump(tx, instruction)
+                return
+            value = tx.pop()
+            if truth is ("IF_TRUE" in name):
+                if name.endswith("OR_POP"):
+                    tx.push(value)
+                tx.jump(instruction)
+
+        return asked
+
+    kinds: list[Any] = [InstructionTranslatorBase]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        for name, code in dis.opmap.items():
+            if "JUMP" in name and name.removesuffix("_OR_POP").endswith(("IF_TRUE", "IF_FALSE")):
+                kind.dispatch_table[code] = asking(name, kind.dispatch_table[code])
+
+
+def _asked_of_the_batch(tx: Any, value: Any) -> bool | None:
+    """The truth of a tensor that Dynamo traces, if the batch at hand decides it. The graph is for such batches from
+    now on."""
+    from torch._dynamo.guards import install_guard
+    from torch._dynamo.source import GlobalStateSource
+
+    if _CAPTURE.questions is None or not value.is_tensor():
+        return None
+    node = value.as_proxy().node
+    question = _CAPTURE.questions(node) if node.graph is tx.output.root_tracer.graph else None
+    if question is None:
+        return None
+    given: list[Any] = [node.meta.get("grapharg") for node in question.inputs]
+    if not all(_is_real(one) for one in given):
+        return None
+    truth = question(*(one.example for one in given))
+    if truth is not None:
+        names = [one.source.name for one in given]
+        install_guard(GlobalStateSource().make_guard(functools.partial(_answered_so, question, names, truth)))
+    return truth
+
+
+def _is_real(given: Any) -> bool:
+    """Whether it is a plain tensor that the call brings along."""
+    return (
+        given is not None
+        and given.source is not None
+        and not given.pass_arg_as_tensor
+        and type(given.example) in (torch.Tensor, nn.Parameter, nn.Buffer)
+        and not isinstance(given.example, FakeTensor)
+    )
+
+
+def _answered_so(question: Asked, names: list[str], truth: bool, builder: Any, _: Any) -> None:
+    """Before each call, after all other guards: whether the batch gives the same answer."""
+    from torch._dynamo.guards import _get_closure_vars
+
+    found = [compile(name, "<source>", "eval") for name in names]
+    known = {**_get_closure_vars(), "G": builder.scope["G"]}
+
+    def holds(local: Any) -> bool:
+        return question(*(eval(one, known | {"L": local}) for one in found)) is truth
+
+    builder.guard_manager.root.add_epilogue_lambda_guard(holds, [f"the batch answers {truth}"], None)
 
 
 @contextmanager
-def capturing(*, whole: bool, answers: CompilingAnswers | None) -> Iterator[None]:
+def capturing(
+    *, whole: bool, answers: CompilingAnswers | None, questions: Callable[[fx.Node], Asked | None] | None
+) -> Iterator[None]:
     """While open, Dynamo looks at a module's hooks before each call: one that was added later must run; `answers`
-    speaks to a model that asks whether it is compiled. With `whole`, Dynamo does not break a graph for a line that a
-    model writes to a log, nor cut one at the buckets of DDP: a budget is given out once. Public `torch.compiler.config`
-    does not have the settings."""
+    speaks to a model that asks whether it is compiled, and `questions` finds what decides a branch. No graph is broken
+    for a line that a model writes to a log. With `whole`, none is cut at the buckets of DDP: a budget is given out
+    once. Public `torch.compiler.config` does not have the settings."""
     _answer_for_dynamo()
-    before, _CAPTURE.answers = _CAPTURE.answers, answers
+    before = _CAPTURE.answers, _CAPTURE.questions
+    _CAPTURE.answers, _CAPTURE.questions = answers, questions
     try:
         with _dynamo_settings(whole):
             yield
     finally:
-        _CAPTURE.answers = before
+        _CAPTURE.answers, _CAPTURE.questions = before
 
 
 def _dynamo_settings(whole: bool) -> AbstractContextManager[Any]:
     from torch._dynamo import config as dynamo_config
 
-    settings: dict[str, Any] = {"skip_nnmodule_hook_guards": False}
-    if whole:
-        written = {method for method in vars(logging.Logger).values() if callable(method)}
-        settings |= {
-            "ignore_logging_functions": dynamo_config.ignore_logging_functions | written,
-            "optimize_ddp": False,
-        }
-    return dynamo_config.patch(settings)
+    written = {method for method in vars(logging.Logger).values() if callable(method)}
+    settings: dict[str, Any] = {
+        "skip_nnmodule_hook_guards": False,
+        "ignore_logging_functions": dynamo_config.ignore_logging_functions | written,
+    }
+    return dynamo_config.patch(settings | ({"optimize_ddp": False} if whole else {}))
 
 
 def forget_captures(code: CodeType) -> None:

@@ -12,7 +12,8 @@ whole, in a tensor cache (`compile/eager_fallback.py`).
 Note: [Are you compiled?]
 A model that asks hears no, and so takes its eager branch; where Dynamo cannot trace that one, the file in which it
 asked hears yes, and the capture begins again. A model without a budget is tried whole first, so that such a branch is
-noticed; if it has other breaks, it is captured in pieces, and hears yes as from `torch.compile`.
+noticed; if it has other breaks, it is captured in pieces, and hears yes as from `torch.compile`. A branch that the
+batch decides (`if mask.all()`) breaks nothing: `capture/asked_values.py`.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from vdnn.capture.asked_values import question_about
 from vdnn.capture.eager_kernels import eager_kernels
 from vdnn.capture.export import GRU_CELL
 from vdnn.capture.inputs import dynamo_inputs
@@ -145,7 +147,7 @@ class JustInTime:
             return uncaptured(*args, **kwargs)
         _BoundCapture.num_open += self._session.is_bound
         try:
-            with capturing(whole=self._session.is_bound, answers=self._answers):
+            with capturing(whole=self._session.is_bound, answers=self._answers, questions=question_about):
                 return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
             why = failure.inner_exception
