@@ -419,7 +419,7 @@ def test_what_somebody_else_holds_stays() -> None:
 
 def test_a_budget_that_cannot_be_kept_says_how_much_it_takes() -> None:
     cache = cache_of(20_000)
-    with pytest.raises(Infeasible, match=r"the next op makes .*\n.*saved.*\n.*\nRaise the budget") as reason:
+    with pytest.raises(Infeasible, match=r"the next op takes .*\n.*saved.*\n.*\nRaise the budget") as reason:
         inside(cache, model(), batch())
     assert reason.value.minimum_nbytes > 20_000
 

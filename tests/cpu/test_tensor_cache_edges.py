@@ -16,7 +16,7 @@ from test_tensor_cache import batch, cache_of, grads, inside, model, plain_peak,
 from torch import Tensor, nn
 
 from vdnn.eager.live_bytes import LiveBytes
-from vdnn.eager.result_sizes import ResultSizes
+from vdnn.eager.op_needs import OpNeeds
 from vdnn.eager.saved_items import Item, Saved, Tallies
 from vdnn.errors import Infeasible
 from vdnn.hardware.emulated import emulated
@@ -149,15 +149,14 @@ def test_an_unwatched_step_that_departs_moves_no_parameter() -> None:
 
 
 def test_sizes_that_data_decides_are_not_remembered() -> None:
-    sizes, x = ResultSizes(), torch.randn(64, 64)
+    needs, x = OpNeeds(), torch.randn(64, 64)
     op, every, one = torch.ops.aten.index.Tensor, torch.ones(64, 64, dtype=torch.bool), torch.zeros(64, 64).bool()
     one[0, 0] = True
-    key, nbytes = sizes.before(op, (x, [every]), {})
-    sizes.after(key, x.nbytes)
-    assert nbytes == 0
-    assert sizes.before(op, (x, [one]), {})[1] == 0
-    key, nbytes = sizes.before(op, (x, [torch.arange(8)]), {})
-    assert nbytes == 8 * 64 * 4
+    before = needs.before(op, (x, [every]), {})
+    needs.after(before, x.nbytes, x.nbytes)
+    assert before.nbytes == 0
+    assert needs.before(op, (x, [one]), {}).nbytes == 0
+    assert needs.before(op, (x, [torch.arange(8)]), {}).nbytes == 8 * 64 * 4
 
 
 def test_counting_finds_what_was_made_outside() -> None:

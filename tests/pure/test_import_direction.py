@@ -41,7 +41,7 @@ MAY_IMPORT = {
     "runtime": VOCABULARY | {"plan", "codecs", "hardware", "convolutions"},  # tiers and links are described there
     "rewrite": VOCABULARY
     | {"known_ops", "convolutions", "plan", "codecs", "capture", "runtime"},  # what it writes calls the runtime
-    "eager": VOCABULARY | {"codecs", "hardware", "runtime"},
+    "eager": VOCABULARY | {"codecs", "cost", "hardware", "plan", "runtime"},  # ops are counted as for a plan
     "calibrate": VOCABULARY | {"hardware", "codecs", "cost", "runtime"},
     "compile": VOCABULARY
     | {

@@ -28,12 +28,37 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
+from typing import TypeVar
 
 import torch
 
 from vdnn.cost.collector import collector_paused
 from vdnn.hardware.where import CPU
 from vdnn.torch_private import is_profiler_enabled, start_recording_memory, stop_recording_memory
+
+Result = TypeVar("Result")
+
+
+def run_counted(run: Callable[[], Result], where: torch.device = CPU) -> tuple[Result, int | None]:
+    """What it returns, and the most bytes that it took at once, its results among them. None: nobody counted, since a
+    thread has one profiler, and the user's is on."""
+    if where != CPU:
+        with collector_paused():
+            torch.accelerator.synchronize(where)
+            before = torch.accelerator.memory_allocated(where)
+            torch.accelerator.reset_peak_memory_stats(where)
+            result = run()
+            torch.accelerator.synchronize(where)
+            return result, torch.accelerator.max_memory_allocated(where) - before
+    if is_profiler_enabled():
+        return run(), None
+    with collector_paused():
+        start_recording_memory()
+        try:
+            result = run()
+        finally:
+            changes = stop_recording_memory()
+    return result, max(accumulate(changes, initial=0))
 
 
 def workspace_nbytes(run: Callable[[], object], where: torch.device = CPU) -> int:

@@ -14,9 +14,13 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 import torch
 
+from vdnn.codecs import Codec
+from vdnn.codecs.kernels import takes_room
 from vdnn.eager.cache_findings import Findings
 from vdnn.eager.live_bytes import LiveBytes
 from vdnn.eager.policies import leaving_order
@@ -27,6 +31,8 @@ from vdnn.runtime.pool.exact_encodings import exact_codec
 from vdnn.runtime.pool.states import State
 from vdnn.runtime.transfers.interface import Transfers
 from vdnn.torch_private import storage_id
+
+Taken = TypeVar("Taken")
 
 LOOKAHEAD = 16  # requests that prefetching looks ahead; memory bounds it earlier except for small storages
 STALL_S = 200e-6  # a wait below this is the price of asking, not of waiting
@@ -61,9 +67,11 @@ class Space:
         self.full: TierFull | None = None
         """Why the slower tiers did not take what should have left last time."""
         self._largest_need = 0
+        self.kept_free_nbytes = 0
+        """Of the budget, in this step: what the device turned out not to have."""
 
     def begin_step(self, follower: Follower) -> None:
-        self.follower, self.step, self._ordinals = follower, self.step + 1, {}
+        self.follower, self.step, self._ordinals, self.kept_free_nbytes = follower, self.step + 1, {}, 0
         self._passing = {id(item): weakref.ref(item) for item in self._passing_items()}
 
     def item_of(self, tensor: torch.Tensor) -> Item:
@@ -97,6 +105,7 @@ class Space:
         """Make room for `need` bytes, as far as that is possible."""
         self._largest_need = max(self._largest_need, need)
         self.full = None
+        need += self.kept_free_nbytes
         if self.short_of(need) <= 0:
             return
         self._finish_leaving(need)
@@ -105,6 +114,19 @@ class Space:
         self._drop_arrivals(need, besides)
         if self.short_of(need) <= 0:
             self._write_ahead(need, candidates)
+
+    def clear(self, besides: Item | None = None) -> None:
+        """Have all leave that can, and the allocator give back what it keeps between blocks."""
+        self.kept_free_nbytes = max(self.budget_nbytes - self._used(), 0)
+        everything = self._used() + self.budget_nbytes
+        encodes, self._encode = self._encode, False  # to look at what may be encoded takes memory too
+        try:
+            self._evict(everything, iter(self._candidates(besides)))
+            self._drop_arrivals(everything, besides)
+        finally:
+            self._encode = encodes
+        torch.accelerator.synchronize(self._live.where)  # what was freed is free once the device is past it
+        torch.accelerator.empty_cache()
 
     def bring(self, item: Item) -> None:
         """All bytes of the item are on the device afterwards."""
@@ -134,9 +156,12 @@ class Space:
             if number == LOOKAHEAD:
                 return
             if following is not None and following.entry is not None and following.state is State.AWAY:
-                if self.short_of(following.entry.nbytes + self._largest_need) > 0:
+                if self.short_of(following.entry.nbytes + self._largest_need + self.kept_free_nbytes) > 0:
                     return
-                self._fetch(following)
+                try:
+                    self._fetch(following)
+                except torch.OutOfMemoryError:
+                    return  # it comes when it is asked for
 
     def _bring_closer(self, item: Item) -> None:
         entry = item.entry
@@ -147,11 +172,25 @@ class Space:
             self._timed(entry.arrive)
         elif entry.state is State.AWAY:
             self.make(entry.nbytes, besides=item)
-            self._fetch(item)
+            self._in_room(partial(self._fetch, item), item)
         else:
-            self.make(item.nbytes, besides=item)
-            entry.decode()
+            room_nbytes = item.nbytes + (0 if entry.codec is None else self._codec_nbytes(entry.codec))
+            self.make(room_nbytes, besides=item)
+            self._in_room(entry.decode, item)
             self._count(entry.payload)
+
+    def _codec_nbytes(self, codec: Codec) -> int:
+        """What its kernels take beside what they are given."""
+        return codec.workspace_nbytes if takes_room(self._live.where.type) else 0
+
+    def _in_room(self, take: Callable[[], Taken], besides: Item) -> Taken:
+        """What takes memory, once more where the device is full before the budget is."""
+        try:
+            return take()
+        except torch.OutOfMemoryError:
+            pass
+        self.clear(besides)
+        return take()
 
     def _fetch(self, item: Item) -> None:
         assert item.entry is not None
@@ -190,9 +229,12 @@ class Space:
             return False
         entry = item.enter_pool(self._transfers())
         assert entry.payload is not None
-        codec = None if entry.has_copy else exact_codec(entry.payload, item.dtype)
-        if codec is None or self.short_of(codec.nbytes) > 0 or not entry.encode(codec):
-            return False
+        try:
+            codec = None if entry.has_copy else exact_codec(entry.payload, item.dtype)
+            if codec is None or self.short_of(codec.nbytes + self._codec_nbytes(codec)) > 0 or not entry.encode(codec):
+                return False
+        except torch.OutOfMemoryError:
+            return False  # the device is full before the budget is: it leaves as it is
         self._count(entry.payload)
         item.let_go()
         self._note_passing(item)
@@ -246,7 +288,10 @@ class Space:
         if not self._encode or item.dtype is None or item.state is not State.HERE:
             return False
         payload = item.enter_pool(self._transfers()).payload
-        return payload is not None and exact_codec(payload, item.dtype) is not None
+        try:
+            return payload is not None and exact_codec(payload, item.dtype) is not None
+        except torch.OutOfMemoryError:
+            return False
 
     def _count(self, tensor: torch.Tensor | None) -> None:
         assert tensor is not None

@@ -1,6 +1,7 @@
 """How many bytes of tensors are alive on one device, kept up to date as cheaply as it goes.
 
-Enters: tensors, as they are seen. Leaves: `nbytes` and its peak. Each storage is counted once and uncounted by the
+Enters: tensors, as they are seen. Leaves: `nbytes` and its peak, in whole blocks of an accelerator's allocator. Each
+storage is counted once and uncounted by the
 callback of a weak reference when PyTorch frees it, which may happen in any thread and inside the garbage collector: a
 death is a note that the next look reads. `runtime/tracker.py` counts the same by role; this one runs during training.
 """
@@ -16,6 +17,8 @@ from typing import Any
 
 import torch
 
+from vdnn.hardware.where import CPU
+from vdnn.plan.model.surroundings import ACCELERATOR_BLOCK_NBYTES
 from vdnn.torch_private import storage_id
 
 _PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
@@ -56,7 +59,7 @@ class Tally:
 
 class LiveBytes:
     def __init__(self, where: torch.device) -> None:
-        self.where = where
+        self.where, self.block_nbytes = where, 1 if where == CPU else ACCELERATOR_BLOCK_NBYTES
         self.peak_nbytes = 0
         self._tally = Tally()
         self._lock = threading.Lock()
@@ -87,7 +90,8 @@ class LiveBytes:
             if key in self._alive:
                 return 0
             ref = _Ref(storage, self._forget)
-            ref.key, ref.nbytes = key, storage.nbytes()
+            nbytes = storage.nbytes()
+            ref.key, ref.nbytes = key, nbytes + -nbytes % self.block_nbytes
             self._alive[key] = ref
         self._tally.add(ref.nbytes)
         self.peak_nbytes = max(self.peak_nbytes, self.nbytes)

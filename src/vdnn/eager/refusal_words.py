@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
+from vdnn.eager.live_bytes import LiveBytes
+from vdnn.eager.op_needs import Needs
 from vdnn.errors import TierFull
 from vdnn.units import format_nbytes
 
@@ -16,13 +20,30 @@ def cannot_stay_within(
     share = f", {least_nbytes / budget_nbytes:.1%} of what was asked" if budget_nbytes else ""
     least = f"{format_nbytes(least_nbytes)} ({least_nbytes} bytes{share})"
     return (
-        f"the tensor cache cannot stay within {format_nbytes(budget_nbytes)}: the next op makes"
+        f"the tensor cache cannot stay within {format_nbytes(budget_nbytes)}: the next op takes"
         f" {format_nbytes(need_nbytes)}, and what cannot leave takes {format_nbytes(live_nbytes)}.\n"
         f"    {format_nbytes(saved_nbytes)}  saved for backward and {why}\n"
         f"    {format_nbytes(live_nbytes - saved_nbytes)}  not saved: parameters, gradients, optimizer state, inputs,"
         " results that are passing through\n"
         f"Raise the budget to at least {least}, later ops may need more; shrink the batch, or let go of tensors that"
         ' are not needed. over_budget="warn" goes on without a bound.' + (f"\n{full}" if full else "")
+    )
+
+
+def out_of_memory_words(op: str, needs: Needs, error: BaseException, live: LiveBytes, budget_nbytes: int) -> str:
+    """The device has less than the budget."""
+    free_nbytes, total_nbytes = torch.accelerator.get_memory_info(live.where)
+    reserved_nbytes = torch.accelerator.memory_reserved(live.where)
+    first_line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return (
+        f"{op} ran out of memory on {live.where} in a tensor cache within {format_nbytes(budget_nbytes)}, after all"
+        f" that can leave had left: {first_line}\n"
+        f"It makes {format_nbytes(needs.results_nbytes)} and takes"
+        f" {format_nbytes(needs.workspace_nbytes or needs.likely_nbytes)} inside of itself"
+        f"{'' if needs.is_known else ', as far as can be guessed before it has run'};"
+        f" {format_nbytes(live.nbytes)} are alive. The device has {format_nbytes(total_nbytes)}:"
+        f" {format_nbytes(reserved_nbytes)} in this process, {format_nbytes(free_nbytes)} free.\n"
+        "Free what else this process or others hold there, name a smaller budget, or shrink the batch."
     )
 
 

@@ -1,9 +1,9 @@
 """How many bytes an op is about to allocate for its results.
 
-Enters: an op and its arguments, before it runs. Leaves: bytes. The first time an op meets such shapes it runs on meta
-tensors, which have no memory; what it then really made is remembered, so that each combination is asked about once. Not
-known before it has run is an op whose result's size depends on values, and one that takes a tensor of a subclass or of
-a sparse layout: what such a tensor is made of is its own affair.
+Enters: an op and its arguments, before it runs. Leaves: bytes, from a run on meta tensors, which have no memory; and a
+key, so that each combination is asked about once (`op_needs.py`). Not known before it has run is an op whose result's
+size depends on values, and one that takes a tensor of a subclass or of a sparse layout: what such a tensor is made of
+is its own affair.
 """
 
 from __future__ import annotations
@@ -17,33 +17,14 @@ import torch
 from vdnn.eager.live_bytes import is_plain
 from vdnn.torch_private import schema_of, storage_id, tree_leaves, tree_map, without_torch_dispatch
 
-MAX_KNOWN = 1 << 16  # combinations remembered; a model whose shapes never repeat starts over
 _META = torch.device("meta")
 
 
-class ResultSizes:
-    def __init__(self) -> None:
-        self._known: dict[Hashable, int] = {}
-
-    def before(self, op: Any, args: Any, kwargs: Any) -> tuple[Hashable | None, int]:
-        """A key for `after`, and the bytes; the key is None when there is nothing to learn."""
-        if only_aliases(op):
-            return None, 0
-        try:
-            key: Hashable = (op, _described(args), _described(kwargs.items()))
-            known = self._known.get(key)
-        except TypeError:
-            return None, 0  # an argument that cannot be a key
-        if known is not None:
-            return None, known
-        nbytes = _on_meta(op, args, kwargs)
-        return (None, 0) if nbytes is None and depends_on_values(op) else (key, nbytes or 0)
-
-    def after(self, key: Hashable | None, nbytes: int) -> None:
-        if key is not None:
-            if len(self._known) >= MAX_KNOWN:
-                self._known.clear()
-            self._known[key] = nbytes
+def key_of(op: Any, args: Any, kwargs: Any) -> tuple[Hashable, ...]:
+    """Calls of one key make results of the same sizes. A TypeError: an argument that cannot be a part of a key."""
+    key = (op, _described(args), _described(kwargs.items()))
+    hash(key)
+    return key
 
 
 @cache
@@ -82,19 +63,21 @@ def _description(thing: Any) -> Hashable:
     return (type(thing), thing)
 
 
-def _on_meta(op: Any, args: Any, kwargs: Any) -> int | None:
+def results_on_meta(op: Any, args: Any, kwargs: Any, block_nbytes: int = 1) -> int | None:
+    """Each storage is whole blocks. None: nobody knows."""
     try:
         with without_torch_dispatch():  # a question, not an op of the model: no tracker should see it
-            return _made_on_meta(op, *tree_map(_as_meta, (args, kwargs)))
+            made = _made_on_meta(op, *tree_map(_as_meta, (args, kwargs)))
     except (RuntimeError, NotImplementedError, TypeError, ValueError):
         return None  # data decides, or the op has no meta kernel: its results are counted when they are there
+    return sum(nbytes + -nbytes % block_nbytes for nbytes in made)
 
 
-def _made_on_meta(op: Any, args: Any, kwargs: Any) -> int:
+def _made_on_meta(op: Any, args: Any, kwargs: Any) -> list[int]:
     results = op(*args, **kwargs)
     given = {storage_id(t.untyped_storage()) for t in tensors_in(tree_leaves((args, kwargs)))}
     made = {storage_id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors_in(tree_leaves(results))}
-    return sum(nbytes for key, nbytes in made.items() if key not in given)
+    return [nbytes for key, nbytes in made.items() if key not in given]
 
 
 def _as_meta(thing: Any) -> Any:

@@ -38,10 +38,10 @@ from vdnn.eager.cache_findings import Findings
 from vdnn.eager.device_space import Space
 from vdnn.eager.graph_nodes import before_each_node
 from vdnn.eager.live_bytes import LiveBytes, is_plain
+from vdnn.eager.op_needs import Needs, OpNeeds
 from vdnn.eager.op_watch import Watch, is_watching
 from vdnn.eager.policies import NEXT_USE, check_policy
-from vdnn.eager.refusal_words import cannot_stay_within, words_for_share
-from vdnn.eager.result_sizes import ResultSizes
+from vdnn.eager.refusal_words import cannot_stay_within, out_of_memory_words, words_for_share
 from vdnn.eager.routine import Packed, Routine
 from vdnn.eager.saved_items import Saved, Unmoved, is_leaf
 from vdnn.eager.use_order import Follower
@@ -95,7 +95,8 @@ class TensorCache:
         cannot be into the words of somebody who has more to say. `memory`: what watched ops take theirs in."""
         self.memory: AbstractContextManager[Any] = nullcontext() if memory is None else memory
         self.policy, self._over_budget = check_policy(policy), over_budget
-        self._live, self._sizes = LiveBytes(where), ResultSizes()
+        self._live = LiveBytes(where)
+        self._needs, self._peak_nbytes = OpNeeds(self._live.block_nbytes), 0
         self._space = Space(
             budget_nbytes, tiers, transfers, policy=policy, encode=encode, live=self._live, used=self._used_nbytes
         )
@@ -127,7 +128,7 @@ class TensorCache:
     def findings(self) -> Findings:
         """What it did so far."""
         findings = self._space.findings
-        findings.peak_nbytes = max(findings.peak_nbytes, self._live.peak_nbytes)
+        findings.peak_nbytes = max(findings.peak_nbytes, self._live.peak_nbytes, self._peak_nbytes)
         return findings
 
     def report(self) -> str:
@@ -161,15 +162,24 @@ class TensorCache:
     def is_busy_here(self) -> bool:
         return self._here.depth > 0
 
-    def make_room(self, need: int) -> None:
-        """For an op that is about to make `need` bytes. Too little room is said, never passed over."""
+    def make_room(self, need: int, likely: int = 0) -> None:
+        """For an op that is about to take `need` bytes, and `likely` so many more. Too little room for what is known is
+        said, never passed over."""
         if self._is_learning:
             self._learn(need)
-        if self._space.short_of(need) > 0:
+        if self._space.short_of(need + likely + self._space.kept_free_nbytes) > 0:
             with self._lock, self._here:
-                self._space.make(need)
+                self._space.make(need + likely)
                 if self._space.short_of(need) > 0:
                     self._say_it_cannot(need)
+
+    def free_all(self) -> None:
+        """The device is full before the budget is: all that can leave leaves."""
+        with self._lock, self._here:
+            self._space.clear()
+
+    def out_of_memory_words(self, op: str, needs: Needs, error: BaseException) -> str:
+        return out_of_memory_words(op, needs, error, self._live, self.budget_nbytes)
 
     def watch_backward_of(self, outputs: Iterable[torch.Tensor]) -> list[RemovableHandle]:
         """Have every node behind `outputs` watched when backward runs it. Note [Backward outside]
@@ -192,11 +202,17 @@ class TensorCache:
     def _end_learning(self) -> None:
         if self._is_learning and self._has_run_backward:
             self._is_learning = False
-            if self._live.peak_nbytes > self.budget_nbytes:
-                self._say(words_for_share(self.budget_nbytes, self.everything_nbytes, self._live.peak_nbytes), 0)
+            peak_nbytes = self.findings.peak_nbytes
+            if peak_nbytes > self.budget_nbytes:
+                self._say(words_for_share(self.budget_nbytes, self.everything_nbytes, peak_nbytes), 0)
 
-    def note_peak(self) -> None:
-        others = self._live.nbytes - self._space.tallies.resident.sum
+    def note_peak(self, workspace_nbytes: int) -> None:
+        """An op has run that took so much inside of itself."""
+        nbytes = self._live.nbytes + workspace_nbytes
+        self._peak_nbytes = max(self._peak_nbytes, nbytes)
+        if self._is_learning and workspace_nbytes:
+            self._learn(workspace_nbytes)
+        others = nbytes - self._space.tallies.resident.sum
         if others > self._others_peak_nbytes:
             self._others_peak_nbytes = others
 
@@ -300,7 +316,7 @@ class TensorCache:
                 self._space.make(0)
 
     def _new_watch(self) -> Watch:
-        return Watch(self, self._live, self._sizes)
+        return Watch(self, self._live, self._needs)
 
     def _say_it_cannot(self, need: int) -> None:
         if not self._is_learning:
@@ -310,7 +326,7 @@ class TensorCache:
 
     def _say(self, words: str, least_nbytes: int) -> None:
         if self._over_budget == "raise":
-            reason = Infeasible(words, minimum_nbytes=Nbytes(max(least_nbytes, self._live.peak_nbytes)))
+            reason = Infeasible(words, minimum_nbytes=Nbytes(max(least_nbytes, self.findings.peak_nbytes)))
             raise self._refusal(reason)
         if not self._has_warned:
             self._has_warned = True

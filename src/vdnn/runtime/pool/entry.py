@@ -34,6 +34,11 @@ class Entry:
         self._accounts.note(None, 0, State.HERE, self.nbytes)
 
     @property
+    def codec(self) -> Codec | None:
+        """What it is encoded with."""
+        return self._codec
+
+    @property
     def has_copy(self) -> bool:
         """Whether a copy has been sent already, so that leaving again moves no bytes."""
         return self._ticket is not None
