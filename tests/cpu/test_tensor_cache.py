@@ -29,7 +29,7 @@ from vdnn.runtime.pool.states import State
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.tracker import StorageTracker
 from vdnn.units import Nbytes
-from where import here, seeded
+from where import here, risen_nbytes, seeded
 
 pytestmark = pytest.mark.any_device
 
@@ -488,3 +488,26 @@ def test_the_report_says_what_moved(tight: TensorCache) -> None:
 def test_wrong_options_say_which_are_right(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
         cache_of(1000, **options)
+
+
+def test_a_step_has_no_more_than_its_budget_with_what_its_ops_take_inside_of_themselves() -> None:
+    """As the device's allocator counts it, once each op has run."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(6) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.Tanh())]
+    net, x = nn.Sequential(*layers), torch.randn(8, 16, 24, 24)
+
+    def step() -> None:
+        net(x).sum().backward()
+
+    step()
+    net.zero_grad()
+    room_nbytes = risen_nbytes(step) * 4 // 5
+    net.zero_grad()
+    cache = cache_of(room_nbytes)
+    with cache:
+        step()
+    net.zero_grad()
+    with cache:
+        assert risen_nbytes(step) <= room_nbytes
+    assert cache.findings.num_sent > 0
+    assert cache.findings.peak_nbytes > cache._live.peak_nbytes
