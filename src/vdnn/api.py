@@ -213,6 +213,7 @@ def tensor_cache(
         raise InvalidInput(f"over_budget is 'raise' or 'warn', not {over_budget!r}")
     check_names(options, TierOptions, "tensor_cache")
     known = Options(hardware=hardware, **options)
+    known.require_spill_dir()
     where = indexed(torch.accelerator.current_accelerator() or CPU)
     machine = known.machine_of(str(where))
     tiers = [tier.name for tier in machine.tiers[1:]]

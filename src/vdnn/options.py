@@ -10,6 +10,7 @@ below it. Functions take the latter (PEP 692); a test holds the two equal. A sub
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from vdnn.plan.model.problem import DENSITY
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import strategy_named
 from vdnn.runtime.shared_budget import Budget
-from vdnn.runtime.tiers.direct_io import room_nbytes
+from vdnn.runtime.tiers.direct_io import require_folder_for_files, room_nbytes
 from vdnn.units import Nbytes, parse_budget
 
 COMPILERS = ("eager", "inductor")
@@ -167,6 +168,8 @@ class Options:
             raise InvalidInput(
                 f"a budget of {self.budget!r} leaves no byte to train in: write an amount, as in '12GiB'."
             )
+        if self.spill_dir is not None and not (isinstance(self.spill_dir, (str, os.PathLike)) and str(self.spill_dir)):
+            raise InvalidInput(f"spill_dir is the path of a folder, not {self.spill_dir!r}")
         for amount in (self.host_budget, self.disk_budget):
             if amount is not None:
                 parse_budget(amount)
@@ -219,6 +222,11 @@ class Options:
         here = self.hardware is None or (isinstance(self.hardware, Hardware) and self.hardware.name == THIS_MACHINE)
         return "tried" if self.budget is not None and here else "roofline"
 
+    def require_spill_dir(self) -> None:
+        """Before anything depends on the folder that was named."""
+        if self.spill_dir is not None:
+            require_folder_for_files(self.spill_dir, "spill_dir")
+
     @property
     def machine(self) -> Hardware:
         """The machine that is planned for, with its tiers bounded as was asked."""
@@ -237,6 +245,7 @@ class Options:
         traces, every tensor is fake. Who only plans has the disk as it is now; who `runs` asks for every plan. `where`:
         the device whose machine it is, unless hardware was named."""
         asked = self
+        self.require_spill_dir()
         if self.plan is not None:
             saved = opened(self.plan)
             known = saved.problem.budget_nbytes

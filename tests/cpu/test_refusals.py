@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +35,19 @@ def test_double_backward_is_refused_where_it_is_asked_for(front_end: str) -> Non
     output = virtual(batch).sum()
     with pytest.raises(Unsupported, match=r"create_graph=True.*Call the plain model"):
         torch.autograd.grad(output, batch, create_graph=True)
+
+
+@pytest.mark.parametrize("kind", ["missing", "a file", "/proc"])
+@pytest.mark.parametrize("begin", [vdnn.virtualize, lambda _, **how: vdnn.tensor_cache(**how)], ids=["model", "cache"])
+def test_a_spill_dir_without_files_of_ours_is_refused_by_its_name(
+    begin: Callable[..., Any], kind: str, tmp_path: Path
+) -> None:
+    folder = Path("/proc") if kind == "/proc" else tmp_path / "folder"
+    if kind == "a file":
+        folder.write_text("")
+    words = "no file can be made" if kind == "/proc" else "it is not a directory"
+    with pytest.raises(InvalidInput, match=rf"spill_dir='{folder}'.*{words}.*Name a folder.*VDNN_DISK_DIR"):
+        begin(ConvNet(), budget="16MiB", spill_dir=str(folder))
 
 
 def test_fullgraph_refuses_a_break_with_its_file_and_line() -> None:

@@ -35,6 +35,8 @@ def test_every_option_has_a_text_of_whole_sentences() -> None:
         ({"compiler": "xla"}, "compiler is 'eager' or 'inductor', not 'xla'"),
         ({"costs": "guessed"}, "costs are 'roofline', 'tried' or 'measured', not 'guessed'"),
         ({"verify_spills": "yes"}, "verify_spills is True or False, not 'yes'"),
+        ({"spill_dir": 5}, "spill_dir is the path of a folder, not 5"),
+        ({"spill_dir": ""}, "spill_dir is the path of a folder, not ''"),
         ({"replan": 0}, "replan is True or False, not 0"),
         ({"density": 2.0}, "density is a share above 0 and up to 1, not 2.0"),
     ],

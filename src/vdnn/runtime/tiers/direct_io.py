@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vdnn.environment import DISK_DIR
+from vdnn.environment import DISK_DIR, disk_dir
 from vdnn.errors import InvalidInput, TierFailed
 from vdnn.units import MiB, format_nbytes
 
@@ -37,16 +37,40 @@ def usable_nbytes(directory: str | os.PathLike[str], needed_nbytes: int) -> int:
     """Free bytes of a directory that exists, can be written and has room; anything else raises `InvalidInput`."""
     path = Path(directory)
     way_out = f"Name another directory, as an argument or in {DISK_DIR}."
-    if not path.is_dir():
-        raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: it is not a directory. {way_out}")
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: it is not writable. {way_out}")
+    if wrong := _wrong_with(path):
+        raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: {wrong}. {way_out}")
     usage = shutil.disk_usage(path)
     free = usage.free
     if usage.total and free < needed_nbytes:  # a file system in RAM may give no size
         found = f"{format_nbytes(needed_nbytes)} are needed and {format_nbytes(free)} are free"
         raise InvalidInput(f"cannot use {str(path)!r} for the disk tier: {found}. {way_out}")
     return free
+
+
+def require_folder_for_files(directory: str | os.PathLike[str], option: str) -> None:
+    """`InvalidInput` where no file can be made in the folder that was named by this option. The room there is looked at
+    when it is known how much is needed."""
+    wrong = _wrong_with(Path(directory))
+    if not wrong:
+        try:
+            os.close(open_unnamed(directory, 0))
+        except TierFailed as problem:
+            wrong = str(problem)
+        except OSError as problem:
+            wrong = f"no file can be made in it ({problem.strerror})"
+    if wrong:
+        raise InvalidInput(
+            f"cannot use {option}={os.fspath(directory)!r} for the disk tier: {wrong}. Name a folder that is there and"
+            f" can be written to, on a local disk with room, or leave out {option}=: then {DISK_DIR} says where files"
+            f" go, or they go to {str(disk_dir())!r}."
+        )
+
+
+def _wrong_with(path: Path) -> str:
+    """Empty where nothing is, as far as can be told without making a file there."""
+    if not path.is_dir():
+        return "it is not a directory" if path.exists() else "it is not a directory, and nothing else is there"
+    return "" if os.access(path, os.W_OK | os.X_OK) else "it is not writable"
 
 
 def largest_file_nbytes() -> int | None:
