@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import nn
 import vdnn
 from vdnn.api import session_of
 from vdnn.compile.executable import edition_for
+from vdnn.compile.judged import JudgedFor
 from vdnn.compile.replanning import Replanner
 from vdnn.compile.step_times import SEEN, step_times, with_codec_factors, with_factors
 from vdnn.cost.cost_cache import CostCache
@@ -191,18 +193,48 @@ def test_links_that_scatter_are_not_planned_for_at_every_step(monkeypatch: pytes
     replanner.wait()
     replanner.before_step()
     replanner._expected_s, before = 1.0, replanner.num_planned
-    monkeypatch.setattr("vdnn.compile.replanning._has_drifted", lambda *_: False)
+    monkeypatch.setattr("vdnn.compile.replanning._last_steps_s", lambda _: [])
     monkeypatch.setattr("vdnn.compile.replanning._is_late", lambda _: True)
-    believed, nbytes = executor.plan.problem.hardware.link("device", "disk"), 1 << 24
     for k in range(40):
-        seconds = (1 + k % 2) * (believed.latency_s + nbytes / believed.bandwidth_bytes_per_s)
-        seen = ObservedLink("disk", is_back=False, num_copies=1, nbytes=nbytes, busy_s=seconds)
-        monkeypatch.setattr(replanner, "_links_since", lambda seen=seen: (seen,))
+        seen = copied(1.0 + k % 2)
+        monkeypatch.setattr(replanner, "_links_since", lambda seen=seen: seen)
         monkeypatch.setattr(executor.measured, "timed_steps", [])
         replanner._expected_s = 1.0
         replanner.before_step()
         replanner.wait()
     assert 1 <= replanner.num_planned - before <= 8
+
+
+def test_steps_are_timed_again_where_their_times_have_not_been() -> None:
+    judged = JudgedFor(DISK)
+    judged.note_step(1.0)
+    scattered = [1.0, 2.2, 0.9, 3.0, 1.1, 2.0] * 50
+    num_looks = 0
+    for last_s in pairwise(scattered * 2):
+        slowest = max(last_s)
+        num_looks += judged.has_drifted([slowest])
+        if judged.has_drifted([slowest]):
+            judged.note_step(slowest)
+    assert num_looks == 2
+    assert judged.has_drifted([4.5, 4.5])
+    assert not judged.has_drifted([4.5, 2.0]), "one step alone may be a moment of others"
+
+
+def test_links_are_planned_for_where_they_have_not_been() -> None:
+    """As slow as once or four times as slow in turns: after one plan each time between the two is known."""
+    judged = JudgedFor(DISK)
+    slow = [copied(slowdown) for slowdown in (4.0, 1.0, 2.0, 4.0)]
+    assert judged.are_far_off(slow[0], 3.0)
+    judged.note_links(slow[0])
+    assert not any(judged.are_far_off(links, 1.2) for links in slow)
+    assert judged.are_far_off(copied(20.0), 3.0)
+
+
+def copied(slowdown: float) -> tuple[ObservedLink, ...]:
+    """Copies to disk that took so many times what the link is believed to take."""
+    believed, nbytes = DISK.link("device", "disk"), 1 << 24
+    seconds = slowdown * (believed.latency_s + nbytes / believed.bandwidth_bytes_per_s)
+    return (ObservedLink("disk", is_back=False, num_copies=1, nbytes=nbytes, busy_s=seconds),)
 
 
 def moving_edition(training: Training) -> Edition:

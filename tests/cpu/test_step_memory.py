@@ -3,6 +3,7 @@ of the caller's inside."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import shutil
@@ -28,6 +29,7 @@ from vdnn.units import MiB
 from where import seeded
 
 NUM_STEPS = 6
+_PR_SET_THP_DISABLE = 41  # linux/prctl.h
 Train = Callable[[nn.Module, int], Iterator[Tensor]]
 
 
@@ -204,6 +206,31 @@ def test_a_learned_iteration_asks_nobody_for_memory() -> None:
     assert (process.arena.nbytes, process.arena.num_outside) == (counts.arena_nbytes, 0)
     assert process.before_nbytes <= process.peak_before_nbytes <= process.peak_nbytes
     assert not process.missing
+
+
+@pytest.fixture
+def small_pages() -> Iterator[None]:
+    """A huge page is one fault: pages that are given back show as many where all are small."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is None or prctl(_PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
+        pytest.skip("pages cannot be kept small here")
+    yield
+    prctl(_PR_SET_THP_DISABLE, 0, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("small_pages")
+def test_training_within_a_budget_faults_pages_in_a_handful_of_its_steps() -> None:
+    """By the kernel's count of the whole process, from zeroed gradients to backward's end: in the first steps, and in
+    those for which a plan was made again. Beside other processes too, where steps take now this long and now that."""
+    virtual, faults = vdnn.virtualize(network(), budget="80%"), []
+    for step in range(30):
+        rows, before = batch(step, 2048), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        clear(virtual)
+        virtual(rows).sum().backward()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    arena_nbytes = session_of(virtual).memory.arena_nbytes
+    assert arena_nbytes > 1000 * resource.getpagesize(), "an arena that is given back shows"
+    assert sum(each > 200 for each in faults) <= 8, faults
 
 
 def test_a_loss_outside_takes_idle_pages_of_the_arena() -> None:

@@ -22,6 +22,7 @@ from time import perf_counter
 
 from vdnn.compile.estimate import at_least_small
 from vdnn.compile.executable import edition_for
+from vdnn.compile.judged import JudgedFor
 from vdnn.compile.session import Session
 from vdnn.compile.step_times import CodecCall, StepTimes, scaled, step_times, with_codec_factors, with_factors
 from vdnn.compile.traced_step import FormProblem
@@ -54,9 +55,6 @@ OFF_BY = 0.10
 
 WORTH_A_CHANGE = 0.02
 """Share of the step time that a new plan must save to take over."""
-
-FAR_OFF = 0.25
-"""Share by which ordinary steps may drift from what timed ones took before they are timed again."""
 
 LINK_FAR_OFF = 1.5
 """How many times slower, or faster, than believed a link must be for the plan to be made again at once."""
@@ -92,6 +90,7 @@ class Replanner:
         self._factors: dict[str, float] = {}
         self._looked_at_links: tuple[ObservedLink, ...] = ()
         self._expected_s: float | None = None
+        self._judged = JudgedFor(executor.plan.problem.hardware)
         self._has_new_variants = False
         self._may_try, self._num_changes = True, 0
         self._num_rests, self._rested = 1, 0
@@ -124,7 +123,7 @@ class Replanner:
         self._leave_room_for_shapes(executor)
         self._try_variants()
         self._rested -= self._rested > 0
-        if _is_late(executor) and self._are_worth_a_plan(links, executor.plan.problem.hardware):
+        if _is_late(executor) and self._are_worth_a_plan(links):
             log.info("%s: copies take other times than believed: planning again", self._name)
             self._num_rests = min(2 * self._num_rests, MOST_RESTED)
             self._rested = self._num_rests
@@ -133,7 +132,9 @@ class Replanner:
             self._learn(executor, links)
         elif self._expected_s is None:
             executor.times_next = True
-        elif _has_drifted(executor, self._expected_s):
+        elif self._judged.has_drifted(last_s := _last_steps_s(executor)):
+            for seconds in last_s:
+                self._judged.note_step(seconds)
             self._expected_s = None
             executor.times_next = True
 
@@ -150,9 +151,9 @@ class Replanner:
         self._improve(executor.plan, is_background=False)
         self._take_over(executor)
 
-    def _are_worth_a_plan(self, links: tuple[ObservedLink, ...], hardware: Hardware) -> bool:
+    def _are_worth_a_plan(self, links: tuple[ObservedLink, ...]) -> bool:
         """Links scatter: after each plan for them they are left alone twice as long, unless they are very far off."""
-        return _are_far_off(links, hardware, LINK_FAR_OFF if self._rested == 0 else LINK_VERY_FAR_OFF)
+        return self._judged.are_far_off(links, LINK_FAR_OFF if self._rested == 0 else LINK_VERY_FAR_OFF)
 
     def wait(self) -> None:
         """Until a plan that is being made is there. For tests and measurements."""
@@ -188,6 +189,7 @@ class Replanner:
         executor.edition.forget_marked()
         give_back_garbage(len(self._problem.graph))
         self._expected_s = seen.step_s
+        self._judged.note_step(seen.step_s)
         ratio = seen.step_s / max(executor.plan.step_time_s, 1e-9)
         log.info("%s: steps take %s, %.2f of what was planned", self._name, format_seconds(seen.step_s), ratio)
         is_off = seen.is_off_by > OFF_BY or abs(ratio - 1) > OFF_BY or self._has_more_room(executor.plan)
@@ -202,6 +204,7 @@ class Replanner:
             self._trials.factors = dict(self._factors)
             codecs = seen.codec_factors
             self._remember()
+        self._judged.note_links(links)
         hardware = as_observed(with_codec_factors(executor.plan.problem.hardware, codecs), links)
         self._problem = self._priced(executor.plan, hardware)
         self._has_new_variants = False
@@ -269,7 +272,7 @@ class Replanner:
         (repriced, better), self._found = self._found, None
         edition = None if better is None or not self._has_room(better) else self._edition(better)
         if edition is not None and executor.replace_edition(edition):
-            self._expected_s = None
+            self._expected_s, self._judged = None, JudgedFor(edition.plan.problem.hardware)
             self._num_changes += 1
             log.info("%s: another plan from this step on", self._name)
         else:
@@ -319,15 +322,8 @@ def _is_late(executor: Executor) -> bool:
     return last_s is not None and last_s > executor.plan.step_time_s * (2 if is_first else 1 + OFF_BY)
 
 
-def _are_far_off(links: tuple[ObservedLink, ...], hardware: Hardware, times: float) -> bool:
-    found = (link.slowdown(hardware) for link in links)
-    return any(slow is not None and not 1 / times < slow < times for slow in found)
-
-
-def _has_drifted(executor: Executor, expected_s: float) -> bool:
-    """Whether the last two steps both took much more, or much less, than expected."""
+def _last_steps_s(executor: Executor) -> list[float]:
+    """What the last two steps took; nothing where there were fewer."""
     measured = executor.measured
     pairs = list(zip(measured.forward_s, measured.backward_s, strict=False))[-2:]
-    if len(pairs) < 2:
-        return False
-    return all(abs((forward + backward) / expected_s - 1) > FAR_OFF for forward, backward in pairs)
+    return [sum(pair) for pair in pairs] if len(pairs) == 2 else []

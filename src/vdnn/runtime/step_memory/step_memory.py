@@ -128,6 +128,9 @@ class StepMemory:
         self.outside_nbytes = 0
         """The most that was taken between halves at once, up to the last half that began."""
 
+        self.num_given_back = 0
+        """How often idle memory went back to the system. The iteration after that faults its pages in again."""
+
         self._last: MemoryCounts | None = None
         self.missing, self.returns_freed = "", False
 
@@ -154,6 +157,7 @@ class StepMemory:
 
     def make_room(self) -> None:
         """Between two iterations: give idle memory back, for work beside the step that has a step's room."""
+        self.num_given_back += 1
         self._allocator.purge()
 
     def forget(self, key: Hashable) -> None:
