@@ -2,9 +2,14 @@
 
 For each network and budget a child with malloc as every user has it becomes an idle interpreter (one that has trained a
 small network through vdnn), builds the network, plans it and trains. The kernel's high-water mark (VmHWM) says how far
-the process rose above idle: in the first iteration, capture and planning included, and in later ones. Beside it stand
-the page faults of a steady step, and the arena over the most that lies in it. Nothing is remembered from other runs
-but the machine's speeds, so that every op is tried.
+the process rose above idle: in the first iteration, capture and planning included, and in later ones. Beside it stands
+the arena over the most that lies in it. Nothing is remembered from other runs but the machine's speeds, so that every
+op is tried.
+
+Page faults are those of the whole process during a step, from what comes before its forward to the gradients that are
+freed. `faults` is the most of the last three steps. Training goes on until idle pages stayed where they are in three
+steps in a row: a plan that is made again has their room. `above` says how many of all steps after the first had more
+than 200, those among them.
 
     python benchmarks/process_peak.py
     python benchmarks/process_peak.py resnet50 --batch 16 --image-size 128 --budget 50%
@@ -14,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -25,16 +31,24 @@ import torch
 
 import vdnn
 from vdnn import models
+from vdnn.api import session_of
 from vdnn.calibrate.this_machine import this_machine
 from vdnn.cli.limited_child import become_idle
 from vdnn.environment import CACHE_DIR, cache_dir
 from vdnn.errors import Infeasible
 from vdnn.runtime.hard_limit import ALLOWED_SHARE, BESIDE_NBYTES, CONTROL_GROUP, enter_group
 from vdnn.runtime.process_memory import in_default_child, reset_peak, resident
+from vdnn.runtime.step_memory import StepMemory
 from vdnn.units import format_nbytes
 
 ALLOWED_NBYTES = BESIDE_NBYTES[CONTROL_GROUP]
 """What the process may rise by beside `ALLOWED_SHARE` times its budget: the interpreter's objects of the graph."""
+
+STEADY_PAGE_FAULTS = 200
+"""A step that has more is not steady."""
+
+NUM_SETTLED, MOST_UNSETTLED = 3, 24
+"""Steps in a row that keep their pages, and how many are waited for that."""
 
 MINIMUM = "minimum"
 BUDGETS = ("75%", "50%", MINIMUM)
@@ -49,6 +63,9 @@ class Setting:
     steady_steps: int = 6
     crop_size: int | None = None
     """Images of this side come after those steps: for the first time, then again, and the others once more."""
+
+    unsettled_steps: int = 0
+    """So many more steps at most, until pages stay where they are."""
 
     def load(self, **options: str) -> models.Workload:
         return models.load(self.model, self.batch, image_size=self.image_size, **options)
@@ -74,7 +91,8 @@ class Rise:
     arena_nbytes: int
     arena_peak_nbytes: int
     num_outside: int
-    num_page_faults: int
+    num_page_faults: tuple[int, ...]
+    """Of every step after the first."""
 
     @property
     def nbytes(self) -> int:
@@ -96,15 +114,24 @@ def rise_of(setting: Setting, group: Path | None = None) -> Rise:
     workload = setting.load()
     step = vdnn.virtualize(workload.step, budget=setting.budget)
 
-    def train(args: tuple[torch.Tensor, ...] = workload.args) -> None:
+    def train(args: tuple[torch.Tensor, ...] = workload.args) -> int:
+        before = page_faults()
         step(*args).backward()
         workload.model.zero_grad(set_to_none=True)
+        return page_faults() - before
 
     train()
+    memory = session_of(step).memory
+    assert isinstance(memory, StepMemory), f"no arena: {memory.missing}"
     first_nbytes = peak_nbytes() - idle_nbytes
     reset_peak()
-    for _ in range(setting.steady_steps):
-        train()
+    faults, kept = [], 0
+    while len(faults) < setting.steady_steps + setting.unsettled_steps:
+        num_given_back = memory.num_given_back
+        faults.append(train())
+        kept = kept + 1 if memory.num_given_back == num_given_back else 0
+        if len(faults) >= setting.steady_steps and kept >= NUM_SETTLED:
+            break
     if setting.crop_size is not None:
         images, labels = workload.args
         cropped = images[:, :, : setting.crop_size, : setting.crop_size].contiguous(), labels
@@ -123,7 +150,7 @@ def rise_of(setting: Setting, group: Path | None = None) -> Rise:
         arena.nbytes,
         arena.peak_nbytes,
         arena.num_outside,
-        arena.num_page_faults,
+        tuple(faults),
     )
 
 
@@ -135,6 +162,10 @@ def minimum_nbytes(setting: Setting) -> int:
     except Infeasible as reason:
         return reason.minimum_nbytes
     raise AssertionError(f"{setting.model} trains within 1 MiB")
+
+
+def page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def peak_nbytes() -> int:
@@ -169,11 +200,12 @@ def measured(setting: Setting) -> str:
     except Infeasible as reason:
         return f"below the minimum of {format_nbytes(reason.minimum_nbytes)}"
     beyond = rise.nbytes - ALLOWED_SHARE * rise.budget_nbytes
+    faults, num_above = rise.num_page_faults, sum(each > STEADY_PAGE_FAULTS for each in rise.num_page_faults)
     return (
         f"{format_nbytes(rise.budget_nbytes):>11} {rise.first_nbytes / rise.budget_nbytes:8.3f}"
         f" {rise.steady_nbytes / rise.budget_nbytes:8.3f} {format_nbytes(max(beyond, 0)):>12}"
         f" {'yes' if rise.holds else 'NO':>5} {rise.arena_nbytes / max(rise.arena_peak_nbytes, 1):7.3f}"
-        f" {rise.num_outside:8} {rise.num_page_faults:7}"
+        f" {rise.num_outside:8} {max(faults[-NUM_SETTLED:]):7} {f'{num_above} of {len(faults)}':>9}"
     )
 
 
@@ -185,9 +217,10 @@ def main() -> None:
     parser.add_argument("--budget", help=f"bytes, a share, or {MINIMUM!r}")
     arguments = parser.parse_args()
     chosen = [Setting(arguments.model, arguments.batch, arguments.image_size)] if arguments.model else SETTINGS
+    chosen = [replace(setting, unsettled_steps=MOST_UNSETTLED) for setting in chosen]
     print(
         f"{'':24} {'budget':>19} {'first':>8} {'steady':>8} {'beyond 1.02x':>12} {'holds':>5} {'arena':>7}"
-        f" {'outside':>8} {'faults':>7}"
+        f" {'outside':>8} {'faults':>7} {'above':>9}"
     )
     for setting in chosen:
         name = f"{setting.model} {setting.batch}" + (f" x {setting.image_size}²" if setting.image_size else "")
