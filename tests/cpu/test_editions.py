@@ -17,7 +17,8 @@ from vdnn.compile.executable import edition_for
 from vdnn.compile.traced_step import PlannedStep
 from vdnn.errors import LostHandle
 from vdnn.plan.strategy_table import solve
-from vdnn.runtime.executor import Edition, Executor
+from vdnn.runtime.edition import Edition
+from vdnn.runtime.executor import Executor
 from vdnn.runtime.runtime import shared_runtime
 from where import seeded
 

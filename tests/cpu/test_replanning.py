@@ -28,7 +28,7 @@ from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.model.timeline import COMPUTE
 from vdnn.plan.plan import Plan
 from vdnn.plan.strategy_table import solve_with_workspaces
-from vdnn.runtime.executor import Edition
+from vdnn.runtime.edition import Edition
 from where import here, seeded
 
 pytestmark = pytest.mark.any_device

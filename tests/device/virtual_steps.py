@@ -31,7 +31,7 @@ from vdnn.models.losses import cross_entropy
 from vdnn.models.vgg import CONVOLUTIONS, VGG
 from vdnn.plan.model.timeline import COMPUTE, Lane
 from vdnn.plan.plan import Plan
-from vdnn.runtime.executor import TimedStep
+from vdnn.runtime.ordinary_step import TimedStep
 
 LINK_BYTES_PER_S = 12e9  # a little less than the 12.8 GB/s that vDNN (MICRO 2016) states for its PCIe gen3 x16
 SIDE = 7  # times smaller: 224 becomes 32, and each of the five pools still halves it

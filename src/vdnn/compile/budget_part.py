@@ -26,7 +26,8 @@ from vdnn.plan.model.surroundings import Surroundings
 from vdnn.plan.plan import Plan
 from vdnn.plan.shared.account import account_nbytes, persistent_nbytes, stash_nbytes
 from vdnn.plan.shared.division import Standing
-from vdnn.runtime.executor import Edition, Executor
+from vdnn.runtime.edition import Edition
+from vdnn.runtime.executor import Executor
 from vdnn.runtime.shared_budget import Budget, Member, Part
 from vdnn.runtime.step_memory import StepMemory, UnplannedMemory
 from vdnn.units import Nbytes, format_nbytes

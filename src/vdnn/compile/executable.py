@@ -20,8 +20,9 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.shared.workspaces import inexact_ops
 from vdnn.rewrite.boxed import program
 from vdnn.rewrite.halves import Half, cut
+from vdnn.runtime.edition import Edition, Program
 from vdnn.runtime.encodings import codecs_of
-from vdnn.runtime.executor import Edition, Executor, Program
+from vdnn.runtime.executor import Executor
 from vdnn.runtime.gradient_error import ExactRerun
 from vdnn.units import format_nbytes
 

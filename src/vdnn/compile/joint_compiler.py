@@ -19,7 +19,8 @@ from vdnn.compile.pipeline import compile_step
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import TracedStep
 from vdnn.rewrite.boxed import boxed
-from vdnn.runtime.executor import BoxedCall, Executor
+from vdnn.runtime.edition import BoxedCall
+from vdnn.runtime.executor import Executor
 from vdnn.torch_private import TracingContext
 
 

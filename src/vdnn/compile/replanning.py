@@ -39,7 +39,8 @@ from vdnn.plan.plan import Plan
 from vdnn.plan.planner import Question
 from vdnn.plan.planner_process import LARGE_STEP_OPS, PROCESS_NBYTES, PlannerProcess
 from vdnn.plan.shared.account import account_nbytes, room_between_steps
-from vdnn.runtime.executor import Edition, Executor
+from vdnn.runtime.edition import Edition
+from vdnn.runtime.executor import Executor
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
 from vdnn.torch_private import without_modes

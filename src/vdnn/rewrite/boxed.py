@@ -14,7 +14,7 @@ from torch import fx
 from vdnn.capture.nodes import tensors_of
 from vdnn.rewrite.halves import Half
 from vdnn.rewrite.source import Mark, Source, Speller, source_of
-from vdnn.runtime.executor import Boxed, Program
+from vdnn.runtime.edition import Boxed, Program
 from vdnn.runtime.running_step import mark, saw
 from vdnn.runtime.traced_layouts import TracedLayout, expect
 from vdnn.torch_private import HigherOrderOperator

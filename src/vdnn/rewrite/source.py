@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import fx
 
-from vdnn.runtime.executor import Boxed
+from vdnn.runtime.edition import Boxed
 
 _NUMBERS = itertools.count()  # of functions: a traceback finds lines by name
 _OURS = "K_"  # begins the names of what is no tensor of the graph

@@ -18,227 +18,33 @@ first tensor of the step is there.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
 
 from vdnn.errors import LostHandle, Unsupported
-from vdnn.hardware.clocks import Clock, Moment, Spans, clock_of
-from vdnn.hardware.where import CPU
-from vdnn.plan.judge.schedule import schedule
-from vdnn.plan.model.findings import GradientError
+from vdnn.hardware.clocks import Clock, Moment
 from vdnn.plan.model.surroundings import Surroundings
-from vdnn.plan.model.timeline import Timeline
 from vdnn.plan.plan import Plan
 from vdnn.runtime.device_failures import told_with_numbers
-from vdnn.runtime.encodings import Encodings, Overflow
-from vdnn.runtime.gradient_error import ExactRerun, RememberedForward
-from vdnn.runtime.journeys import Journeys, trips_of
+from vdnn.runtime.edition import BoxedCall, Edition
+from vdnn.runtime.encodings import Encodings
+from vdnn.runtime.gradient_error import ExactRerun
+from vdnn.runtime.measured_steps import Measured
+from vdnn.runtime.ordinary_step import OrdinaryStep, TimedStep
 from vdnn.runtime.overwritten import make_own
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.running_step import Step, running
 from vdnn.runtime.runtime import shared_runtime
 from vdnn.runtime.step_memory import RunningHalf, StepMemory, UnplannedMemory
 from vdnn.runtime.steps_in_flight import StepsInFlight
-from vdnn.runtime.transfers.interface import Transfers
 from vdnn.runtime.watched_step import WatchedStep
-from vdnn.torch_private import are_saved_tensors_hooked, is_backward_differentiated, mark_boxed
-
-Boxed = Callable[[list[Any]], Sequence[Any]]
-
-_NUMBERS = itertools.count()
+from vdnn.torch_private import is_backward_differentiated
 
 HANDLE_POSITION = 0
 """Where the handle stands among backward's arguments, in every edition."""
-
-KEPT_TIMES = 1000
-"""How many step times are remembered: enough for a steady median, bounded for runs of a million steps."""
-
-
-class OrdinaryStep:
-    """A step nobody watches."""
-
-    def __init__(self, edition: Edition, *, is_lost: bool = False) -> None:
-        self.edition = edition
-        self.journeys, self.encodings, self.overflow = edition.journeys(), edition.encodings, Overflow(is_lost)
-        self.remembered: RememberedForward | None = None
-        self.forward: tuple[Moment, Moment] | None = None
-        """When its forward began and ended."""
-        self.is_shown = is_lost or are_saved_tensors_hooked()
-
-    def mark(self, position: int) -> None:
-        raise AssertionError(f"instruction {position} was marked in a program that has no marks")
-
-    def saw(self, results: Sequence[Any]) -> None:
-        raise AssertionError("results were shown in a program that has no marks")
-
-    def made(self, results: Sequence[torch.Tensor | None]) -> None:
-        pass
-
-
-class TimedStep(OrdinaryStep):
-    """A step that notes when each instruction began, and nothing else."""
-
-    def __init__(self, edition: Edition) -> None:
-        super().__init__(edition)
-        self._begins: list[tuple[int, Moment]] = []
-        self.times = InstructionTimes(edition.clock)
-
-    def mark(self, position: int) -> None:
-        self._begins.append((position, self.times.clock.now()))
-
-    def end_half(self) -> None:
-        ends = [begin for _, begin in self._begins[1:]]
-        ends.append(self.times.clock.now())
-        self.times.spans |= {position: (begin, end) for (position, begin), end in zip(self._begins, ends, strict=True)}
-        self._begins.clear()
-
-
-@dataclass
-class InstructionTimes:
-    """When each instruction of a timed step began and ended, by position. Holds nothing of the step."""
-
-    clock: Clock
-    spans: dict[int, tuple[Moment, Moment]] = field(default_factory=dict)
-
-    @property
-    def is_past(self) -> bool:
-        return all(self.clock.is_past(end) for _, end in self.spans.values())
-
-    @property
-    def seconds(self) -> dict[int, float]:
-        return {position: self.clock.seconds(*span) for position, span in self.spans.items()}
-
-    def in_all_s(self) -> float | None:
-        """None while the device is not there yet."""
-        return sum(self.seconds.values()) if self.is_past else None
-
-
-class BoxedCall:
-    """A function of one list that it empties, as AOTAutograd wants it."""
-
-    def __init__(self, run: Boxed) -> None:
-        self._run = run
-        mark_boxed(self)
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        return self._run(args)
-
-
-@dataclass
-class Measured:
-    """What an executor has seen so far. An accelerator's times are known once it is past them."""
-
-    clock: Clock
-    forward_s: Spans = field(init=False)
-    backward_s: Spans = field(init=False)
-    timeline: Timeline | None = None
-    gradient_error: GradientError | None = None
-    num_forward: int = 0
-    num_backward: int = 0
-    last: Callable[[], float | None] = field(default=lambda: None)
-    """What the last step of this edition took, however it was run; None where that is not known yet."""
-
-    timed_steps: list[InstructionTimes] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.forward_s, self.backward_s = (Spans(self.clock, KEPT_TIMES) for _ in range(2))
-
-    @property
-    def last_s(self) -> float | None:
-        return self.last()
-
-    @property
-    def timed(self) -> list[dict[int, float]]:
-        """Of every timed step of this edition: seconds by position of the instruction."""
-        return [step.seconds for step in self.timed_steps if step.is_past]
-
-    @property
-    def num_timed(self) -> int:
-        return sum(step.is_past for step in self.timed_steps)
-
-    def settle(self) -> None:
-        """Wait for what is under way."""
-        self.forward_s.settle()
-        self.backward_s.settle()
-
-    def forget_times(self) -> None:
-        """The steps of another edition take another time."""
-        self.forward_s.clear()
-        self.backward_s.clear()
-        self.timed_steps.clear()
-        self.last = lambda: None
-
-
-@dataclass(frozen=True)
-class Program:
-    """One half, ready to run: at full speed, or with a mark before every step."""
-
-    run: Boxed
-    run_marked: Callable[..., Boxed]
-    """Generates the marked program; few steps are watched, so it is made only for them. With `checked=False` results
-    are not looked at."""
-
-    constants: tuple[Any, ...] = ()
-    """Tensors that belong to the program itself."""
-
-    is_watchable: bool = True
-    """Whether the storage tracker can follow it."""
-
-    num_fused_ops: int = 0
-    """How many of its ops run inside kernels that were compiled for them. A watched step runs them one by one."""
-
-
-@dataclass
-class Edition:
-    """The two programs of one plan. Backward's arguments are `num_saved` values from forward, the handle first, then
-    the tangents. `overwrites` are the positions of those that backward writes into; `num_unchecked` of them skip
-    autograd's version check."""
-
-    plan: Plan
-    forward: Program
-    backward: Program
-    num_saved: int
-    overwrites: Sequence[int]
-    num_unchecked: int
-    transfers: Callable[[], Transfers]
-    where: torch.device = CPU
-    """Where it computes."""
-
-    number: int = 0
-    """How many were before it."""
-
-    def __post_init__(self) -> None:
-        self.clock = clock_of(self.where)
-        self.schedule, self.trips = schedule(self.plan), trips_of(self.plan)
-        self.encodings = Encodings(self.plan, self.transfers)
-        self._marked: tuple[bool, tuple[Boxed, Boxed]] | None = None
-        self.memory_key = next(_NUMBERS)
-
-    @property
-    def is_watchable(self) -> bool:
-        return self.forward.is_watchable and self.backward.is_watchable
-
-    def journeys(self) -> Journeys:
-        return Journeys(self.trips, self.transfers)
-
-    def has_marked(self, *, checked: bool) -> bool:
-        return self._marked is not None and self._marked[0] == checked
-
-    def marked(self, *, checked: bool) -> tuple[Boxed, Boxed]:
-        """Both halves with marks, made once for several steps. Note: [Programs before tensors]"""
-        if self._marked is None or self._marked[0] != checked:
-            programs = self.forward.run_marked(checked=checked), self.backward.run_marked(checked=checked)
-            self._marked = checked, programs
-        return self._marked[1]
-
-    def forget_marked(self) -> None:
-        """Nobody looks at this edition for now."""
-        self._marked = None
 
 
 class Executor:

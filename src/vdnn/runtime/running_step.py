@@ -32,7 +32,7 @@ class Step(Protocol):
     is_shown: bool
     """Whether a saved-tensor hook of the user's saw what forward saved."""
     edition: Any
-    """The programs that its forward ran, and its backward will (`executor.py`)."""
+    """The programs that its forward ran, and its backward will (`edition.py`)."""
 
     def mark(self, position: int) -> None: ...
 

@@ -39,7 +39,7 @@ from vdnn.plan.judge.schedule import Kind
 from vdnn.plan.plan import Plan
 from vdnn.rewrite.boxed import boxed
 from vdnn.rewrite.halves import Half
-from vdnn.runtime.executor import Program
+from vdnn.runtime.edition import Program
 from vdnn.torch_private import (
     FakeTensorMode,
     OpOverload,
