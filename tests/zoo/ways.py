@@ -1,0 +1,216 @@
+"""One architecture, trained in several ways, each held to plain PyTorch bit for bit.
+
+Enters: a name and the ways that are wanted. Leaves: a `Row` per way: whether it was equal, else what was different and
+by how much, or what was refused in which words; in how many pieces it ran, and why not in one.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from equivalence import SEED, Outcome, differences, train
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+
+import vdnn
+from vdnn.api import session_of
+from vdnn.errors import BudgetExceeded, Infeasible
+from zoo.batches import loss_of
+from zoo.made import Made
+
+WAYS = ("keep-all", "60%", "bf16")
+STEPS = 2
+
+EQUAL, DIFFERS, REFUSED, UNREPEATABLE, UNMADE, DIED = "equal", "differs", "refused", "unrepeatable", "unmade", "died"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`cause` groups rows in the table, `detail` is for who looks closer. `budget` is the share that was trained at."""
+
+    architecture: str
+    way: str
+    verdict: str
+    cause: str = ""
+    detail: tuple[str, ...] = ()
+    relative: float = 0.0
+    """The largest difference of any tensor, as a share of the largest element of plain PyTorch's."""
+    num_pieces: int = 0
+    breaks: tuple[str, ...] = ()
+    uncaptured: str = ""
+    """Why it ran in a tensor cache, or what of it ran plain."""
+    budget: str = ""
+    head: str = ""
+    batch: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    outcome: Outcome
+    others: Mapping[str, Any] = field(default_factory=dict)
+    """The states of the generators that are not torch's."""
+
+
+def rows(made: Made, ways: tuple[str, ...]) -> Iterator[Row]:
+    about = {"head": made.head.class_name, "batch": ", ".join(made.batch) + ("" if made.has_loss else " (no loss)")}
+    for narrow in (False, True):
+        wanted = [way for way in ways if (way == "bf16") is narrow]
+        if not wanted:
+            continue
+        try:
+            expected = trained(copy.deepcopy(made.model), made, narrow=narrow)
+            again = trained(copy.deepcopy(made.model), made, narrow=narrow)
+        except Exception as why:
+            yield from (Row(made.architecture, way, UNMADE, words_of(why), **about) for way in wanted)
+            continue
+        unlike = found_differences(expected, again)
+        if unlike:
+            yield from (Row(made.architecture, way, UNREPEATABLE, unlike[0], tuple(unlike[:4]), **about) for way in wanted)
+            continue
+        yield from (judged(made, way, expected, about) for way in wanted)
+
+
+def trained(model: nn.Module, made: Made, *, narrow: bool, plain: Any = None) -> Trained:
+    """`model` trains; the gradients are those of `plain`, if it is another."""
+    cast: Callable[[], AbstractContextManager[Any]] = (
+        (lambda: torch.autocast("cpu", torch.bfloat16)) if narrow else nullcontext
+    )
+
+    def step() -> tuple[Tensor, Any]:
+        with cast():
+            output = model(**copy.copy(made.batch))
+            return loss_of(output), output
+
+    random.seed(SEED)
+    np.random.seed(SEED)  # noqa: NPY002 - the generator that models draw from
+    outcome = train(step, model, (), STEPS)
+    return Trained(outcome, {"numpy's generator": str(np.random.get_state()), "Python's generator": random.getstate()})
+
+
+def judged(made: Made, way: str, expected: Trained, about: Mapping[str, str]) -> Row:
+    began, budget = time.monotonic(), "60%" if way == "60%" else ""
+    counters.clear()
+    with heard() as messages:
+        try:
+            virtual, found, budget = virtually(made, budget, narrow=way == "bf16")
+        except Exception as why:
+            logging.getLogger("zoo").exception("%s %s", made.architecture, way)
+            took = round(time.monotonic() - began, 1)
+            return Row(made.architecture, way, REFUSED, words_of(why), budget=budget, seconds=took, **about)
+    unlike = found_differences(expected, found)
+    session = session_of(virtual)
+    fallback = session.eager()
+    return Row(
+        made.architecture,
+        way,
+        DIFFERS if unlike else EQUAL,
+        cause_of(unlike),
+        tuple(unlike[:6]),
+        relative_difference(expected, found) if unlike else 0.0,
+        len(session.executors),
+        tuple(" ".join(reason.split())[:200] for reason in counters["graph_break"]),
+        fallback.part().reason if fallback is not None else "; ".join(messages)[:400],
+        budget,
+        seconds=round(time.monotonic() - began, 1),
+        **about,
+    )
+
+
+def virtually(made: Made, budget: str, *, narrow: bool) -> tuple[Any, Trained, str]:
+    """Trained within the budget, or within the least that a refusal named."""
+    for _ in range(4):
+        virtual: Any = vdnn.virtualize(copy.deepcopy(made.model), **({"budget": budget} if budget else {}))
+        try:
+            return virtual, trained(virtual, made, narrow=narrow), budget
+        except Infeasible as why:
+            share = re.search(r"([\d.]+%) of what keeping everything takes", str(why))
+            if not budget or share is None or share[1] == budget:
+                raise
+            budget = share[1]
+    raise AssertionError(f"four refusals, the last named {budget}")
+
+
+def found_differences(plain: Trained, other: Trained) -> list[str]:
+    losses = [{f"loss of step {at}": loss for at, loss in enumerate(t.outcome.losses)} for t in (plain, other)]
+    states = [{"torch's generator": t.outcome.rng_state, **t.others} for t in (plain, other)]
+    states_differ = [name for name in states[0] if _is_other(states[0][name], states[1][name])]
+    return [
+        *differences(*losses),
+        *differences(plain.outcome.tensors, other.outcome.tensors),
+        *(f"{name}: advanced differently" for name in states_differ),
+    ]
+
+
+def _is_other(plain: Any, other: Any) -> bool:
+    return not torch.equal(plain, other) if isinstance(plain, Tensor) else plain != other
+
+
+def cause_of(unlike: list[str]) -> str:
+    """What kind of difference it is; the first of these that is there."""
+    if not unlike:
+        return ""
+    if any("advanced differently" in line for line in unlike):
+        return "random numbers: " + next(line for line in unlike if "advanced differently" in line)
+    if all(line.startswith("step") and re.search(r": None / ", line) for line in unlike if "gradient of" in line) and any(
+        "gradient of" in line for line in unlike
+    ):
+        return "a gradient where plain has None"
+    if any(re.search(r" / None$", line) for line in unlike):
+        return "None where plain has a gradient"
+    if any("torch.Size" in line for line in unlike):
+        return "shape, strides or type of a gradient"
+    if unlike[0].startswith("loss of step 0"):
+        return "the forward has other bits"
+    return "gradients have other bits"
+
+
+def relative_difference(plain: Trained, other: Trained) -> float:
+    """Of losses and of the first step's gradients: later ones carry it on."""
+    pairs = list(zip(plain.outcome.losses[:1], other.outcome.losses[:1], strict=True))
+    first = (name for name in plain.outcome.tensors if name.startswith("step 0"))
+    pairs += [(plain.outcome.tensors[name], other.outcome.tensors.get(name)) for name in first]
+    worst = 0.0
+    for one, two in pairs:
+        if isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape == two.shape and one.numel():
+            scale = one.double().abs().max().item() or 1.0
+            worst = max(worst, (one.double() - two.double()).abs().max().item() / scale)
+    return worst
+
+
+@contextmanager
+def heard() -> Iterator[list[str]]:
+    """What vdnn says in its log or as a warning meanwhile."""
+    messages: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            messages.append(record.getMessage())
+
+    ear, log = Ear(logging.WARNING), logging.getLogger("vdnn")
+    log.addHandler(ear)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            yield messages
+            messages += [str(w.message) for w in warned if issubclass(w.category, BudgetExceeded)]
+    finally:
+        log.removeHandler(ear)
+
+
+def words_of(why: BaseException) -> str:
+    """Its kind and its first line, without what differs from one model to the next."""
+    lines = [line.strip() for line in str(why).splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    return f"{type(why).__name__}: {first}"[:300]
