@@ -31,7 +31,8 @@ class Maker:
         self.required = {
             name
             for name, parameter in parameters.items()
-            if parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if parameter.default is parameter.empty
+            and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         }
         self.generator = torch.Generator().manual_seed(0)
         self.image = image_size_of(config)
@@ -61,8 +62,14 @@ class Maker:
     def _inputs(self) -> Iterator[Batch]:
         asked = self.asked
         sounds = self._sounds()
+        if "image_grid_thw" in asked and "input_ids" in asked:
+            yield {"input_ids": self.words(), **self._patches()}
         if "pixel_values" in asked and "input_ids" in asked:
-            yield {"pixel_values": self.pictures(), "input_ids": self.words(), **self._more("pixel_values", "input_ids")}
+            yield {
+                "pixel_values": self.pictures(),
+                "input_ids": self.words(),
+                **self._more("pixel_values", "input_ids"),
+            }
         if "pixel_values" in self.required or ("pixel_values" in asked and "input_ids" not in asked):
             yield {"pixel_values": self.pictures(), **self._more("pixel_values")}
         for name, sound in sounds.items():
@@ -76,6 +83,23 @@ class Maker:
         if "past_values" in asked:
             yield self._series()
 
+    def _patches(self) -> Batch:
+        """Pictures as rows of patches: four by four of each."""
+        vision = self.config.vision_config
+        patch, frames = vision.patch_size, getattr(vision, "temporal_patch_size", 1)
+        channels = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", 3)
+        grid = torch.tensor([[1, 4, 4]] * BATCH)
+        more: Batch = (
+            {"mm_token_type_ids": torch.zeros(BATCH, TOKENS, dtype=torch.long)}
+            if "mm_token_type_ids" in self.asked
+            else {}
+        )
+        return {
+            "pixel_values": self.noise(16 * BATCH, channels * frames * patch * patch),
+            "image_grid_thw": grid,
+            **more,
+        }
+
     def _sounds(self) -> Batch:
         found = {}
         if "input_values" in self.asked:
@@ -84,7 +108,9 @@ class Maker:
             mels = _number(self.config, "num_mel_bins", 0) or _number(self.config, "input_feat_per_channel", 80)
             positions = _number(self.config, "max_source_positions", 0)
             is_whisper = self.config.model_type == "whisper"
-            found["input_features"] = self.noise(BATCH, mels, 2 * positions) if is_whisper else self.noise(BATCH, FRAMES, mels)
+            found["input_features"] = (
+                self.noise(BATCH, mels, 2 * positions) if is_whisper else self.noise(BATCH, FRAMES, mels)
+            )
         return found
 
     def _more(self, *there: str) -> Batch:
@@ -106,7 +132,11 @@ class Maker:
         lags = max(getattr(self.config, "lags_sequence", None) or [0])
         channels = _number(self.config, "num_input_channels", 1)
         ahead = _number(self.config, "prediction_length", 8)
-        shape = (BATCH, length + lags) if channels == 1 and "past_time_features" in self.asked else (BATCH, length + lags, channels)
+        shape = (
+            (BATCH, length + lags)
+            if channels == 1 and "past_time_features" in self.asked
+            else (BATCH, length + lags, channels)
+        )
         future = (BATCH, ahead, *shape[2:])
         batch: Batch = {"past_values": self.noise(*shape)}
         if "past_time_features" in self.asked:
@@ -166,7 +196,10 @@ class Maker:
 
 def _number(config: Any, name: str, default: int) -> int:
     """A field of the configuration, or of the one for pictures or sound in it."""
-    for part in (config, *(getattr(config, key, None) for key in ("vision_config", "audio_config", "backbone_config", "encoder"))):
+    for part in (
+        config,
+        *(getattr(config, key, None) for key in ("vision_config", "audio_config", "backbone_config", "encoder")),
+    ):
         value = getattr(part, name, None)
         if isinstance(value, list | tuple):
             value = value[0]
@@ -190,7 +223,9 @@ def loss_of(output: Any) -> Tensor:
     loss = getattr(output, "loss", None)
     if isinstance(loss, Tensor):
         return loss if loss.ndim == 0 else loss.sum()
-    parts = [part.float().square().mean() for part in _tensors(output) if part.requires_grad and part.is_floating_point()]
+    parts = [
+        part.float().square().mean() for part in _tensors(output) if part.requires_grad and part.is_floating_point()
+    ]
     if not parts:
         raise ValueError("the model returned nothing that depends on its weights")
     return torch.stack(parts).sum()

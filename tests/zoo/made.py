@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import re
-import resource
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +13,11 @@ from torch import nn
 
 from zoo.batches import BATCH, TOKENS, Batch, Maker, loss_of
 from zoo.heads import Head, class_of, config_class_of, heads
-from zoo.shrink import HIDDEN, tiny
+from zoo.shrink import HIDDEN, LAYERS, tiny
 
 SEED = 1
 MAX_WEIGHTS = 8_000_000
 """What is larger has a size that no rule knows; it is named, not trained."""
-
-MAX_PROCESS_NBYTES = 10 << 30
 
 
 class CannotMake(Exception):
@@ -41,11 +38,10 @@ class Made:
         return tuple(self.batch)
 
 
-def made(architecture: str) -> Made:
-    resource.setrlimit(resource.RLIMIT_DATA, (MAX_PROCESS_NBYTES, resource.RLIM_INFINITY))
+def made(architecture: str, layers: int = LAYERS) -> Made:
     failures: list[str] = []
     try:
-        config = configuration(architecture)
+        config = configuration(architecture, layers)
     except Exception as why:
         raise CannotMake(f"configuration: {_words(why)}") from why
     for head in heads()[architecture]:
@@ -55,8 +51,8 @@ def made(architecture: str) -> Made:
     raise CannotMake("; ".join(failures[:6]) or "no head")
 
 
-def configuration(architecture: str) -> Any:
-    config = tiny(config_class_of(architecture))
+def configuration(architecture: str, layers: int = LAYERS) -> Any:
+    config = tiny(config_class_of(architecture), layers=layers)
     for part in (config, *(getattr(config, name) for name in getattr(config, "sub_configs", {}))):
         for name, number in (("pad_token_id", 0), ("decoder_start_token_id", 1)):
             if getattr(part, name, None) is None:
@@ -110,6 +106,8 @@ def _with_image_tokens(model: nn.Module, config: Any, batch: Batch) -> tuple[Bat
             words = batch["input_ids"].clone()
             words[:, 1 : length + 1] = token
             more = {"labels": words.clone()} if "labels" in batch else {}
+            if "mm_token_type_ids" in batch:
+                more["mm_token_type_ids"] = (words == token).long()
             try:
                 filled = {**batch, "input_ids": words, **more}
                 return filled, _trains(copy.deepcopy(model), filled)

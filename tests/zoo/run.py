@@ -25,6 +25,8 @@ MAX_PROCESSOR_S = 240
 """Of one architecture in all ways. The longest that trained took under a minute of an idle core."""
 
 MAX_WALL_S = 1200
+MAX_PROCESS_NBYTES = 10 << 30
+"""A model that no rule made small must not take the machine."""
 
 
 def results_dir() -> Path:
@@ -46,7 +48,9 @@ class _Child:
     until: float
 
 
-def run(architectures: Iterable[str], ways: Sequence[str], folder: Path, jobs: int) -> Iterator[str]:
+def run(
+    architectures: Iterable[str], ways: Sequence[str], folder: Path, jobs: int, max_processor_s: int = MAX_PROCESSOR_S
+) -> Iterator[str]:
     """Yields each architecture when its rows are there."""
     folder.mkdir(parents=True, exist_ok=True)
     _import_everything()
@@ -58,7 +62,7 @@ def run(architectures: Iterable[str], ways: Sequence[str], folder: Path, jobs: i
             continue
         while len(children) >= jobs:
             yield from _ended(children, folder)
-        child = _fork(architecture, missing, folder)
+        child = _fork(architecture, missing, folder, max_processor_s)
         children[child.pid] = child
     while children:
         yield from _ended(children, folder)
@@ -87,16 +91,22 @@ def _import_everything() -> None:
     transformers.logging.set_verbosity_error()
 
 
-def _fork(architecture: str, ways: tuple[str, ...], folder: Path) -> _Child:
+def _fork(architecture: str, ways: tuple[str, ...], folder: Path, max_processor_s: int) -> _Child:
     pid = os.fork()
     if pid == 0:
         try:
+            _limit(max_processor_s)
             _in_child(architecture, ways, folder)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
         os._exit(0)
     return _Child(pid, architecture, ways, time.monotonic() + MAX_WALL_S)
+
+
+def _limit(processor_s: int) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (processor_s, processor_s))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_PROCESS_NBYTES, resource.RLIM_INFINITY))
 
 
 def _in_child(architecture: str, ways: tuple[str, ...], folder: Path) -> None:
@@ -107,7 +117,6 @@ def _in_child(architecture: str, ways: tuple[str, ...], folder: Path) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
-    resource.setrlimit(resource.RLIMIT_CPU, (MAX_PROCESSOR_S, MAX_PROCESSOR_S))
     try:
         model = made(architecture)
     except CannotMake as why:
@@ -119,13 +128,9 @@ def _in_child(architecture: str, ways: tuple[str, ...], folder: Path) -> None:
     sys.stderr.flush()
 
 
-def _write(folder: Path, rows: Iterable[Row]) -> None:
-    with (folder / f"{next_name(rows)}.jsonl").open("a") as file:
+def _write(folder: Path, rows: Sequence[Row]) -> None:
+    with (folder / f"{rows[0].architecture}.jsonl").open("a") as file:
         file.writelines(json.dumps(asdict(row)) + "\n" for row in rows)
-
-
-def next_name(rows: Iterable[Row]) -> str:
-    return next(iter(rows)).architecture
 
 
 def _ended(children: dict[int, _Child], folder: Path) -> Iterator[str]:

@@ -11,9 +11,11 @@ Where heads can be grouped they are, eight queries to two keys: kernels take oth
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+from zoo.special import SPECIAL
 
 HIDDEN, HEADS, KEY_HEADS, HEAD_DIM, INNER = 64, 8, 2, 8, 96
 VOCABULARY, LAYERS, EXPERTS = 128, 2, 4
@@ -51,10 +53,14 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"num_(routed_)?experts|n_routed_experts|num_local_experts|moe_num_experts|zero_expert_num", at_most(EXPERTS)),
     (r"(num_experts_per_tok|num_experts_per_token|moe_k|moe_topk|top_k_experts)", at_most(2)),
     (r"n_group|topk_group|n_groups|num_expert_group|n_shared_experts", at_most(1)),
-    (r"(.*_)?(hidden|layers|blocks|n_layer|n_layers|num_layers|depth)", at_most(LAYERS)),
-    (r"(.*_)?num_(hidden_)?layers(_.*)?", at_most(LAYERS)),
-    (r"(.*_)?(hidden_size|hidden_dim|hidden_sizes)(_.*)?|d_model|n_embd|dim|(.*_)?embed_dim|(.*_)?emb_dim", at_most(64)),
-    (r"(.*_)?(embedding_size|projection_dim|embedding_dim|proj_dim|projection_size|output_dim)|latent_dim", at_most(64)),
+    (
+        r"(.*_)?(hidden_size|hidden_dim|hidden_sizes)(_.*)?|d_model|n_embd|dim|(.*_)?embed_dim|(.*_)?emb_dim",
+        at_most(64),
+    ),
+    (
+        r"(.*_)?(embedding_size|projection_dim|embedding_dim|proj_dim|projection_size|output_dim)|latent_dim",
+        at_most(64),
+    ),
     (r"query_pre_attn_scalar|lru_width|(.*_)?proj_size|embedding_rank|entity_emb_size|d_latents", at_most(64)),
     (r"(.*_)?(output|input)_channels|conv_dim|(.*_)?out_channels|fpn_.*_size|mask_feature_size|neck_.*", at_most(64)),
     (r"image_size|img_size|input_size|crop_size|pretrain_image_size", at_most(IMAGE)),
@@ -65,14 +71,22 @@ RULES: tuple[tuple[str, Rule], ...] = (
     (r"mamba_d_state|state_size|ssm_state_size|mamba_d_head|mamba_head_dim", at_most(16)),
     (r"mamba_chunk_size|chunk_size", at_most(16)),
     (r"window_size", at_most(4)),
-    (r"xvector_output_dim|classifier_proj_size|num_codevectors_per_group|codevector_dim|proj_codevector_dim", at_most(32)),
+    (
+        r"xvector_output_dim|classifier_proj_size|num_codevectors_per_group|codevector_dim|proj_codevector_dim",
+        at_most(32),
+    ),
     (r"num_conv_pos_embeddings|num_conv_pos_embedding_groups", at_most(8)),
 )
+
+DEPTHS = re.compile(r"(.*_)?(hidden|layers|blocks|n_layer|n_layers|num_layers|depth)|(.*_)?num_(hidden_)?layers(_.*)?")
 
 LISTS: tuple[tuple[str, Callable[[int], int]], ...] = (
     (r"depths|stage_num_blocks|layers|num_blocks|num_block_repeats|blocks_per_stage", lambda at: 1),
     (r"num_heads|num_attention_heads|num_attention_heads_per_stage", lambda at: 2),
-    (r"hidden_sizes|embed_dims|embed_dim|encoder_hidden_sizes|neck_hidden_sizes|embed_dim_per_stage", lambda at: 16 * (at + 1)),
+    (
+        r"hidden_sizes|embed_dims|embed_dim|encoder_hidden_sizes|neck_hidden_sizes|embed_dim_per_stage",
+        lambda at: 16 * (at + 1),
+    ),
     (r"tdnn_dim", lambda at: 32),
     (r"image_size", lambda at: IMAGE),
     (r"conv_dim", lambda at: 32),
@@ -81,7 +95,12 @@ LISTS: tuple[tuple[str, Callable[[int], int]], ...] = (
 IDS = re.compile(r"(.*_)?(token_id|token_index|_id|_idx)$")
 
 
-def tiny(config_class: type, changes: Mapping[str, Any] | None = None, ids: dict[str, int] | None = None) -> Any:
+def tiny(
+    config_class: type,
+    changes: Mapping[str, Any] | None = None,
+    ids: dict[str, int] | None = None,
+    layers: int = LAYERS,
+) -> Any:
     """A configuration of this class with every size that has a rule shrunk. `changes` are passed as they are."""
     ids = {} if ids is None else ids
     default = config_class()
@@ -93,19 +112,33 @@ def tiny(config_class: type, changes: Mapping[str, Any] | None = None, ids: dict
         if name == "backbone_config":
             passed[name] = _backbone(value)
         elif hasattr(value, "model_type") and hasattr(value, "to_dict"):
-            passed[name] = tiny(type(value), ids=ids)
+            passed[name] = tiny(type(value), ids=ids, layers=layers)
         elif name in _PLAIN_IDS:
             if value is not None:
                 passed[name] = [_PLAIN_IDS[name]] if isinstance(value, list) else _PLAIN_IDS[name]
         elif IDS.fullmatch(name) and isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             passed[name] = ids.setdefault(name, VOCABULARY - 1 - len(ids))
         else:
-            small = shrunk(name, value)
+            small = shrunk(name, value, layers)
             if small != value:
                 passed[name] = small
     if "num_key_value_heads" in asked and "num_attention_heads" in passed:
         passed["num_key_value_heads"] = min(KEY_HEADS, passed["num_attention_heads"])
-    return config_class(**{**passed, **(changes or {})})
+    passed |= _a_layer_of_each_kind(default, asked)
+    return config_class(**{**passed, **SPECIAL.get(default.model_type, {}), **(changes or {})})
+
+
+def _has_rule(name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern, _ in RULES)
+
+
+def _a_layer_of_each_kind(default: Any, asked: Collection[str]) -> dict[str, Any]:
+    """Hybrids keep every kind of layer they have, in the order of their first."""
+    name = next((name for name in ("layer_types", "layers_block_type") if name in asked), None)
+    kinds = list(dict.fromkeys(getattr(default, name, None) or ())) if name else []
+    if name is None or len(kinds) < 2 or "num_hidden_layers" not in asked:
+        return {}
+    return {name: kinds, "num_hidden_layers": len(kinds)}
 
 
 def _backbone(default: Any) -> Any:
@@ -113,18 +146,24 @@ def _backbone(default: Any) -> Any:
     from transformers import ResNetConfig
 
     if getattr(default, "model_type", "timm_backbone") == "timm_backbone":
-        return ResNetConfig(embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], out_indices=[1, 2, 3, 4])
-    kept = {name: getattr(default, name) for name in ("out_indices",) if getattr(default, name, None) is not None}
-    return tiny(type(default), kept)
+        return ResNetConfig(
+            embedding_size=16, hidden_sizes=[16, 32, 48, 64], depths=[1, 1, 1, 1], out_indices=[1, 2, 3, 4]
+        )
+    number = len(getattr(default, "out_indices", None) or ())
+    if hasattr(default, "num_hidden_layers") and not hasattr(default, "depths") and number:
+        return tiny(type(default), {"num_hidden_layers": number, "out_indices": list(range(1, number + 1))})
+    return tiny(type(default), {"out_indices": default.out_indices} if number else {})
 
 
 _PLAIN_IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 2}
 
 
-def shrunk(name: str, value: Any) -> Any:
+def shrunk(name: str, value: Any, layers: int = LAYERS) -> Any:
     if isinstance(value, bool):
         return value
     if isinstance(value, int):
+        if value > layers and DEPTHS.fullmatch(name) and not _has_rule(name):
+            return layers
         return next((rule(value) for pattern, rule in RULES if re.fullmatch(pattern, name)), value)
     if isinstance(value, list | tuple) and value and all(type(part) is int for part in value):
         rule = next((rule for pattern, rule in LISTS if re.fullmatch(pattern, name)), None)

@@ -21,7 +21,12 @@ def as_json(rows: Sequence[Row], about: Mapping[str, str]) -> str:
 
 
 def as_markdown(rows: Sequence[Row], about: Mapping[str, str]) -> str:
-    return "\n\n".join(part for part in (_heading(about), _totals(rows), *_by_cause(rows), _breaks(rows), _unmade(rows)) if part) + "\n"
+    return (
+        "\n\n".join(
+            part for part in (_heading(about), _totals(rows), *_by_cause(rows), _breaks(rows), _unmade(rows)) if part
+        )
+        + "\n"
+    )
 
 
 def _heading(about: Mapping[str, str]) -> str:
@@ -45,7 +50,17 @@ def _totals(rows: Iterable[Row]) -> str:
         found = by_way[way]
         counted = sum(found[verdict] for verdict in COUNTED)
         share = f"{100 * found[EQUAL] / counted:.1f} %" if counted else ""
-        cells = (way, counted, found[EQUAL], share, found[DIFFERS], found[REFUSED], found[DIED], pieces[way], cached[way])
+        cells = (
+            way,
+            counted,
+            found[EQUAL],
+            share,
+            found[DIFFERS],
+            found[REFUSED],
+            found[DIED],
+            pieces[way],
+            cached[way],
+        )
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
 
@@ -92,7 +107,12 @@ def _unmade(rows: Iterable[Row]) -> str:
     found = {row.architecture: row.cause for row in rows if row.verdict == UNMADE and row.way == WAYS[0]}
     if not found:
         return ""
-    lines = [f"### Not trained by plain PyTorch as they were made here: {len(found)}", "", "| architecture | why |", "| --- | --- |"]
+    lines = [
+        f"### Not trained by plain PyTorch as they were made here: {len(found)}",
+        "",
+        "| architecture | why |",
+        "| --- | --- |",
+    ]
     lines += [f"| {name} | {_cell(cause[:200])} |" for name, cause in found.items()]
     return "\n".join(lines)
 

@@ -12,7 +12,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -63,7 +63,8 @@ class Trained:
     """The states of the generators that are not torch's."""
 
 
-def rows(made: Made, ways: tuple[str, ...]) -> Iterator[Row]:
+def rows(made: Made, ways: Sequence[str], **options: Any) -> Iterator[Row]:
+    """`options` are those of `virtualize`."""
     about = {"head": made.head.class_name, "batch": ", ".join(made.batch) + ("" if made.has_loss else " (no loss)")}
     for narrow in (False, True):
         wanted = [way for way in ways if (way == "bf16") is narrow]
@@ -77,13 +78,14 @@ def rows(made: Made, ways: tuple[str, ...]) -> Iterator[Row]:
             continue
         unlike = found_differences(expected, again)
         if unlike:
-            yield from (Row(made.architecture, way, UNREPEATABLE, unlike[0], tuple(unlike[:4]), **about) for way in wanted)
+            yield from (
+                Row(made.architecture, way, UNREPEATABLE, unlike[0], tuple(unlike[:4]), **about) for way in wanted
+            )
             continue
-        yield from (judged(made, way, expected, about) for way in wanted)
+        yield from (judged(made, way, expected, about, options) for way in wanted)
 
 
-def trained(model: nn.Module, made: Made, *, narrow: bool, plain: Any = None) -> Trained:
-    """`model` trains; the gradients are those of `plain`, if it is another."""
+def trained(model: nn.Module, made: Made, *, narrow: bool) -> Trained:
     cast: Callable[[], AbstractContextManager[Any]] = (
         (lambda: torch.autocast("cpu", torch.bfloat16)) if narrow else nullcontext
     )
@@ -99,12 +101,12 @@ def trained(model: nn.Module, made: Made, *, narrow: bool, plain: Any = None) ->
     return Trained(outcome, {"numpy's generator": str(np.random.get_state()), "Python's generator": random.getstate()})
 
 
-def judged(made: Made, way: str, expected: Trained, about: Mapping[str, str]) -> Row:
+def judged(made: Made, way: str, expected: Trained, about: Mapping[str, str], options: Mapping[str, Any]) -> Row:
     began, budget = time.monotonic(), "60%" if way == "60%" else ""
     counters.clear()
     with heard() as messages:
         try:
-            virtual, found, budget = virtually(made, budget, narrow=way == "bf16")
+            virtual, found, budget = virtually(made, budget, narrow=way == "bf16", **options)
         except Exception as why:
             logging.getLogger("zoo").exception("%s %s", made.architecture, way)
             took = round(time.monotonic() - began, 1)
@@ -128,10 +130,10 @@ def judged(made: Made, way: str, expected: Trained, about: Mapping[str, str]) ->
     )
 
 
-def virtually(made: Made, budget: str, *, narrow: bool) -> tuple[Any, Trained, str]:
+def virtually(made: Made, budget: str, *, narrow: bool, **options: Any) -> tuple[Any, Trained, str]:
     """Trained within the budget, or within the least that a refusal named."""
     for _ in range(4):
-        virtual: Any = vdnn.virtualize(copy.deepcopy(made.model), **({"budget": budget} if budget else {}))
+        virtual: Any = vdnn.virtualize(copy.deepcopy(made.model), budget=budget or None, **options)
         try:
             return virtual, trained(virtual, made, narrow=narrow), budget
         except Infeasible as why:
@@ -163,9 +165,9 @@ def cause_of(unlike: list[str]) -> str:
         return ""
     if any("advanced differently" in line for line in unlike):
         return "random numbers: " + next(line for line in unlike if "advanced differently" in line)
-    if all(line.startswith("step") and re.search(r": None / ", line) for line in unlike if "gradient of" in line) and any(
-        "gradient of" in line for line in unlike
-    ):
+    if all(
+        line.startswith("step") and re.search(r": None / ", line) for line in unlike if "gradient of" in line
+    ) and any("gradient of" in line for line in unlike):
         return "a gradient where plain has None"
     if any(re.search(r" / None$", line) for line in unlike):
         return "None where plain has a gradient"
