@@ -11,7 +11,7 @@ TEST_WORKERS ?= 2
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check format bench gpu clean
+.PHONY: help setup demo test test-all zoo check format bench gpu clean
 
 help: ## Say what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ test: setup ## Check every claim in small examples: about 9 minutes on 2 cores
 test-all: test ## Also the larger examples, many more random ones, and the suite of every device on the one for tests
 	$(PYTEST) -m "slow or hypothesis" --hypothesis-profile=many --durations=20
 	$(PYTEST) --device vdev --durations=20
+
+zoo: setup ## Train every architecture of the installed transformers, tiny, against plain PyTorch bit for bit: hours
+	PYTHONPATH=src:tests:tests/cpu OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -W ignore -m zoo --jobs $(TEST_WORKERS) --table build/zoo.md $(ZOO)
 
 check: setup ## Formatting, lint, types, spelling
 	$(BIN)/ruff format --check .

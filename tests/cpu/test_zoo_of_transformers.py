@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from larger import larger
 from zoo import exceptions
 
 pytest.importorskip("transformers", reason="transformers is not installed: pip install -e '.[dev]'")
@@ -23,31 +24,33 @@ from zoo.ways import DIED, DIFFERS, EQUAL, REFUSED, Row, found_differences, rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own, as `make zoo` ignores them
 
-SPREAD = {
-    "bart": "keep-all",
-    "bert": "bf16",
-    "convnext": "keep-all",
-    "deberta-v2": "keep-all",
-    "detr": "keep-all",
-    "gemma3_text": "keep-all",
-    "gpt2": "60%",
-    "llama": "keep-all",
-    "llava": "keep-all",
-    "mamba": "keep-all",
-    "mixtral": "keep-all",
-    "qwen2": "60%",
-    "qwen3": "keep-all",
-    "resnet": "bf16",
-    "segformer": "keep-all",
-    "swin": "keep-all",
-    "t5": "keep-all",
-    "vit": "60%",
-    "wav2vec2": "keep-all",
-    "whisper": "keep-all",
-}
+SPREAD = (
+    ("bert", "bf16"),
+    ("convnext", "keep-all"),
+    ("gemma3_text", "keep-all"),
+    ("gpt2", "60%"),
+    ("llama", "keep-all"),
+    ("mixtral", "keep-all"),
+    ("qwen2", "60%"),
+    ("qwen3", "keep-all"),
+    ("resnet", "bf16"),
+    ("swin", "keep-all"),
+    ("t5", "keep-all"),
+    ("vit", "60%"),
+    *larger(
+        ("bart", "keep-all"),
+        ("deberta-v2", "keep-all"),
+        ("detr", "keep-all"),
+        ("llava", "keep-all"),
+        ("mamba", "keep-all"),
+        ("segformer", "keep-all"),
+        ("wav2vec2", "keep-all"),
+        ("whisper", "keep-all"),
+    ),
+)
 
 
-@pytest.mark.parametrize(("architecture", "way"), SPREAD.items())
+@pytest.mark.parametrize(("architecture", "way"), SPREAD)
 def test_an_architecture_trains_as_plain_pytorch_trains_it(architecture: str, way: str) -> None:
     (row,) = rows(made(architecture, layers=1), [way], hardware="titan-x")
     assert row.verdict in (EQUAL, DIFFERS, REFUSED), f"plain PyTorch does not train it: {row.cause}"

@@ -150,7 +150,7 @@ class Maker:
         return batch
 
     def _labels(self, inputs: Batch) -> Iterator[Batch]:
-        task, asked = self.task, self.asked
+        asked = self.asked
         if {"start_positions", "end_positions"} <= asked:
             yield {"start_positions": torch.tensor([1, 5]), "end_positions": torch.tensor([3, 9])}
         if "mask_labels" in asked:
