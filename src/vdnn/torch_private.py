@@ -150,6 +150,50 @@ def corrected_fake_results(corrections: Mapping[OpOverload, Callable[..., Any]])
         FakeTensorMode._dispatch_impl = original  # type: ignore[method-assign]
 
 
+@contextmanager
+def strided_writes_traced() -> Iterator[None]:
+    """While open, an op that writes into a tensor with holes, a part of another one, is traced as a functional op whose
+    result has the same holes. Functionalization would lay it out without. Public: none."""
+    from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+
+    written, original = threading.local(), FakeTensorMode._dispatch_impl
+    functionalize = FunctionalTensorMode.__torch_dispatch__
+
+    def into_holes(op: Any, args: Any) -> torch.Tensor | None:
+        first = args[0] if args and isinstance(op, OpOverload) and op._schema.name.endswith("_") else None
+        if not isinstance(first, FunctionalTensor) or not op._schema.is_mutable or not first.is_base_tensor():
+            return None
+        return None if is_non_overlapping_and_dense(first) else first
+
+    def torch_dispatch(self: Any, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before, written.into = getattr(written, "into", None), into_holes(op, args)
+        try:
+            return functionalize(self, op, types, args, kwargs)
+        finally:
+            written.into = before
+
+    def dispatch(self: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        result, into = original(self, op, types, args, kwargs), getattr(written, "into", None)
+        if into is None or not isinstance(result, FakeTensor) or op.is_view or op._schema.is_mutable:
+            return result
+        if (result.shape, result.dtype) != (into.shape, into.dtype):
+            return result
+        strides, written.into = into.stride(), None
+        try:
+            with self:
+                return torch.empty_strided(result.shape, strides, dtype=result.dtype, device=result.device)
+        finally:
+            written.into = into
+
+    FunctionalTensorMode.__torch_dispatch__ = torch_dispatch  # type: ignore[method-assign, assignment]
+    FakeTensorMode._dispatch_impl = dispatch  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        FunctionalTensorMode.__torch_dispatch__ = functionalize  # type: ignore[method-assign]
+        FakeTensorMode._dispatch_impl = original  # type: ignore[method-assign]
+
+
 def schema_of(op: OpOverload) -> Any:
     """Arguments, results and what aliases what. Public `torch.library` writes schemas and does not read them."""
     return op._schema
@@ -186,6 +230,11 @@ def without_modes() -> Iterator[None]:
 without_torch_dispatch = torch._C._DisableTorchDispatch
 """While open, no mode and no subclass sees this thread's ops: the runtime's own bytes are not the model's, and no
 tracker counts them. The class itself, because every transfer enters it. Public: none."""
+
+
+below_autograd = torch._C._AutoDispatchBelowAutograd
+"""While open, ops are not recorded for a backward, whatever they take and whether gradients are on. Public `no_grad`
+turns gradients off, and some kernels ask whether they are on."""
 
 
 def is_profiler_enabled() -> bool:
@@ -230,6 +279,33 @@ def is_graph_kept() -> bool:
 def is_in_backward() -> bool:
     """Whether this thread runs a backward. Public: none."""
     return torch._C._current_graph_task_id() != -1
+
+
+class OpenRegions:
+    """How many regions of `torch.utils.checkpoint` run inside each other."""
+
+    num_open = 0
+
+
+@contextmanager
+def checkpointed_regions() -> Iterator[OpenRegions]:
+    """While open, regions of `torch.utils.checkpoint` are counted. A trace records them once. Public: none."""
+    from torch.utils import checkpoint
+
+    regions, original = OpenRegions(), checkpoint._checkpoint_without_reentrant_generator
+
+    def counted(*args: Any, **kwargs: Any) -> Iterator[None]:
+        regions.num_open += 1
+        try:
+            yield from original(*args, **kwargs)
+        finally:
+            regions.num_open -= 1
+
+    checkpoint._checkpoint_without_reentrant_generator = counted
+    try:
+        yield regions
+    finally:
+        checkpoint._checkpoint_without_reentrant_generator = original
 
 
 def is_backward_differentiated() -> bool:
@@ -371,6 +447,7 @@ class Asked(Protocol):
 class _Capture(threading.local):
     answers: CompilingAnswers | None = None
     questions: Callable[[fx.Node], Asked | None] | None = None
+    has_numpys_bits: Callable[[str], bool] | None = None
 
 
 _CAPTURE = _Capture()
@@ -494,20 +571,104 @@ def _answered_so(question: Asked, names: list[str], truth: bool, builder: Any, _
 
 @contextmanager
 def capturing(
-    *, whole: bool, answers: CompilingAnswers | None, questions: Callable[[fx.Node], Asked | None] | None
+    *,
+    whole: bool,
+    answers: CompilingAnswers | None,
+    questions: Callable[[fx.Node], Asked | None] | None,
+    has_numpys_bits: Callable[[str], bool] | None,
 ) -> Iterator[None]:
     """While open, Dynamo looks at a module's hooks before each call: one that was added later must run; `answers`
     speaks to a model that asks whether it is compiled, and `questions` finds what decides a branch. No graph is broken
-    for a line that a model writes to a log. With `whole`, none is cut at the buckets of DDP: a budget is given out
-    once. Public `torch.compiler.config` does not have the settings."""
+    for a line that a model writes to a log; one is where a trace would compute something else than eager mode, as
+    `has_numpys_bits` knows of numpy (Note: [What only eager mode can do]). Recurrent layers are captured. With `whole`,
+    none is cut at the buckets of DDP: a budget is given out once. Public `torch.compiler.config` does not have the
+    settings."""
     _answer_for_dynamo()
-    before = _CAPTURE.answers, _CAPTURE.questions
-    _CAPTURE.answers, _CAPTURE.questions = answers, questions
+    _break_where_eager_differs()
+    before = _CAPTURE.answers, _CAPTURE.questions, _CAPTURE.has_numpys_bits
+    _CAPTURE.answers, _CAPTURE.questions, _CAPTURE.has_numpys_bits = answers, questions, has_numpys_bits
     try:
         with _dynamo_settings(whole):
             yield
     finally:
-        _CAPTURE.answers, _CAPTURE.questions = before
+        _CAPTURE.answers, _CAPTURE.questions, _CAPTURE.has_numpys_bits = before
+
+
+def _break_here(what: str, why: str) -> None:
+    """For Dynamo: what follows is not to be captured. Public: none."""
+    from torch._dynamo.exc import unimplemented
+
+    unimplemented(gb_type=what, context="", explanation=why, hints=[])
+
+
+@functools.cache
+def _break_where_eager_differs() -> None:
+    """Note: [What only eager mode can do]
+    Dynamo traces numpy as torch ops whose last bits may be others, draws numpy's random numbers from torch's generator,
+    and runs a checkpointed region once, where eager mode updates its running statistics twice. While we capture, the
+    graph breaks there. There are no settings for it, but for the random numbers."""
+    from torch._dynamo import utils
+    from torch._dynamo.variables import higher_order_ops, misc, tensor
+
+    def only_moved(name: str, args: Iterable[Any]) -> None:
+        asked = _CAPTURE.has_numpys_bits
+        if asked is None or asked(name) or all(one.is_python_constant() for one in args):
+            return
+        _break_here(f"numpy's {name}", f"what numpy's {name} computes has other last bits when it is traced")
+
+    function, method = misc.NumpyVariable.call_function, tensor.NumpyNdarrayVariable.call_method
+    operator, checkpoint = utils.numpy_operator_wrapper.__init__, higher_order_ops.CheckpointHigherOrderVariable
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        only_moved(self.value.__name__, (*args, *kwargs.values()))
+        return function(self, tx, args, kwargs)
+
+    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+        only_moved(name, (self,))
+        return method(self, tx, name, args, kwargs)
+
+    def operate(self: Any, op: Callable[..., Any]) -> None:
+        if _CAPTURE.has_numpys_bits is not None and not _CAPTURE.has_numpys_bits(op.__name__):
+            _break_here(f"numpy's {op.__name__}", f"numpy's {op.__name__} has other last bits when it is traced")
+        operator(self, op)
+
+    wrapped = checkpoint.create_wrapped_node
+
+    def checkpointed(self: Any, *args: Any, **kwargs: Any) -> Any:
+        node = wrapped(self, *args, **kwargs)
+        updated = _updates_in(node[4]) if _CAPTURE.has_numpys_bits is not None else None
+        if updated is not None:
+            _break_here(
+                f"a checkpointed region that updates {updated}",
+                f"a checkpointed region updates {updated}: eager mode does so again when it runs the region for"
+                " backward, and a trace does it once",
+            )
+        return node
+
+    patched: tuple[tuple[Any, str, Any], ...] = (
+        (misc.NumpyVariable, "call_function", call_function),
+        (tensor.NumpyNdarrayVariable, "call_method", call_method),
+        (utils.numpy_operator_wrapper, "__init__", operate),
+        (checkpoint, "create_wrapped_node", checkpointed),
+    )
+    for owner, name, ours in patched:
+        setattr(owner, name, ours)
+
+
+def _updates_in(region: Any) -> str | None:
+    """What a region that Dynamo captured writes into among the things it was given."""
+    given = set(region.graph.find_nodes(op="placeholder"))
+    for one in region.graph.nodes:
+        running = one.args[1] if len(one.args) > 1 else one.kwargs.get("running_mean")
+        is_norm = one.op == "call_function" and getattr(one.target, "__name__", "") in ("batch_norm", "instance_norm")
+        trains = one.args[5] if len(one.args) > 5 else one.kwargs.get("training", one.kwargs.get("use_input_stats"))
+        if is_norm and running is not None and trains:
+            return str(running)
+        name = one.target if isinstance(one.target, str) else getattr(one.target, "__name__", "")
+        is_written = name.endswith("_") and not name.endswith("__") and one.op in ("call_method", "call_function")
+        if is_written and one.args and one.args[0] in given:
+            return str(one.args[0])
+    return None
 
 
 def _dynamo_settings(whole: bool) -> AbstractContextManager[Any]:
@@ -517,6 +678,8 @@ def _dynamo_settings(whole: bool) -> AbstractContextManager[Any]:
     settings: dict[str, Any] = {
         "skip_nnmodule_hook_guards": False,
         "ignore_logging_functions": dynamo_config.ignore_logging_functions | written,
+        "use_numpy_random_stream": True,
+        "allow_rnn": True,
     }
     return dynamo_config.patch(settings | ({"optimize_ddp": False} if whole else {}))
 

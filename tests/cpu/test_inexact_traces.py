@@ -59,13 +59,6 @@ def test_the_same_ops_on_contiguous_images_are_exact(network: Any) -> None:
     check(network(), lambda model: backward(model, channels_last().contiguous()))
 
 
-def test_a_gru_cell_runs_plain_when_called_and_is_refused_ahead_of_time() -> None:
-    rows = torch.randn(3, 16)
-    check(nn.GRUCell(16, 16), lambda model: backward(model, rows))
-    with pytest.raises(InexactTrace, match="GRUCell"):
-        virtualize(nn.GRUCell(16, 16), sample=rows)
-
-
 class UsesItsWeightTwice(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -20,10 +20,6 @@ from where import here
 pytestmark = pytest.mark.any_device
 
 
-def lstm(dropout: float) -> nn.Module:
-    return Using(lambda self, x: self.layers(x)[0], layers=nn.LSTM(4, 5, num_layers=2, dropout=dropout))
-
-
 def product() -> nn.Module:
     return Using(lambda self, x: self.linear(x).prod(1), linear=nn.Linear(4, 4))
 
@@ -80,21 +76,6 @@ def test_an_option_that_a_function_does_not_take_is_refused_with_those_it_does()
 def test_a_step_that_looks_at_values_has_no_single_graph_ahead_of_time() -> None:
     with pytest.raises(CaptureFailed, match=r"could not capture LooksAtValues(?s:.*)without a sample"):
         virtualize(LooksAtValues(), sample=(images(),))
-
-
-@pytest.mark.parametrize("capture", [lambda model, batch: virtualize(model, sample=(batch,)), plan])
-def test_an_lstm_that_would_lose_its_dropout_is_refused(capture: Any) -> None:
-    with pytest.raises(Unsupported, match=r"dropout=0.5 between its 2 layers.*nn\.Dropout between them"):
-        capture(lstm(dropout=0.5), torch.ones(3, 2, 4))
-
-
-def test_an_lstm_that_would_differ_in_its_last_bits_is_refused_ahead_of_time() -> None:
-    with pytest.raises(Unsupported, match=r"one fused kernel in eager mode.*nn\.LSTMCell"):
-        virtualize(lstm(dropout=0.0), sample=(torch.ones(3, 2, 4),))
-
-
-def test_an_lstm_without_dropout_can_be_planned() -> None:
-    assert plan(lstm(dropout=0.0), torch.ones(3, 2, 4)).peak_nbytes > 0
 
 
 def test_prod_runs_plain_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:

@@ -57,6 +57,9 @@ CALLED = {
     "torch.utils._python_dispatch:_push_mode": "mode",
     "torch._dynamo.output_graph:GraphCompileReason": "reason, user_stack, graph_break",
     "torch.utils._python_dispatch:is_traceable_wrapper_subclass": "t",
+    "torch.utils.checkpoint:_checkpoint_without_reentrant_generator": "fn, *args, **kwargs",
+    "torch._dynamo.exc:unimplemented": "gb_type, context, explanation, hints",
+    "torch._dynamo.utils:numpy_operator_wrapper": None,
     "torch.utils._pytree:tree_flatten": "tree",
     "torch.utils._pytree:tree_leaves": "tree",
     "torch.utils._pytree:tree_map": "func, tree",
@@ -65,21 +68,25 @@ CALLED = {
 
 HELD = {
     "torch": "_neg_view __version__ DispatchKey",
-    "torch._C": """DisableTorchFunction _DisableTorchDispatch _construct_storage_from_data_pointer
-    _current_graph_task_id _get_privateuse1_backend_name _storage_Use_Count""",
+    "torch._C": """DisableTorchFunction _AutoDispatchBelowAutograd _DisableTorchDispatch
+    _construct_storage_from_data_pointer _current_graph_task_id _get_privateuse1_backend_name _storage_Use_Count""",
     "torch._C._autograd": """_disable_profiler_legacy _enable_profiler_legacy _get_current_graph_task_keep_graph
         _top_saved_tensors_default_hooks""",
     "torch._C._functorch": "peek_interpreter_stack",
     "torch._C._profiler": "ProfilerConfig ProfilerState _ExperimentalConfig",
     "torch._dynamo": "reset_code",
-    "torch._dynamo.config": "patch skip_nnmodule_hook_guards ignore_logging_functions optimize_ddp",
+    "torch._dynamo.config": """patch skip_nnmodule_hook_guards ignore_logging_functions optimize_ddp
+        use_numpy_random_stream allow_rnn""",
     "torch._dynamo.external_utils": "is_compiling",
     "torch._dynamo.guards": "_get_closure_vars install_guard",
     "torch._dynamo.source": "GlobalStateSource",
     "torch._dynamo.symbolic_convert": "InstructionTranslatorBase",
     "torch._dynamo.trace_rules": "get_torch_obj_rule_map",
-    "torch._dynamo.variables.tensor": "TensorVariable VariableTracker",
+    "torch._dynamo.variables.higher_order_ops": "CheckpointHigherOrderVariable",
+    "torch._dynamo.variables.misc": "NumpyVariable",
+    "torch._dynamo.variables.tensor": "NumpyNdarrayVariable TensorVariable VariableTracker",
     "torch._dynamo.variables.torch": "TorchInGraphFunctionVariable tracing_state_functions",
+    "torch._subclasses.functional_tensor": "FunctionalTensor FunctionalTensorMode",
     "torch._functorch.config": "patch backward_pass_autocast",
     "torch._utils": "is_compiling",
     "torch.autograd": "_profiler_enabled",

@@ -295,11 +295,6 @@ def test_a_model_that_looks_at_values_runs_in_pieces() -> None:
     assert len(executors(virtual)) == 2
 
 
-def test_an_lstm_with_dropout_between_its_layers_runs_as_it_is() -> None:
-    model = Using(lambda self, x: self.out(self.lstm(x)[0]), lstm=nn.LSTM(4, 5, 2, dropout=0.5), out=nn.Linear(5, 2))
-    check(model, lambda virtual: backward(virtual, torch.ones(3, 2, 4)))
-
-
 @EITHER_FRONT_END
 def test_a_copy_or_a_pickle_of_a_virtualized_module_is_a_plain_module(front_end: str) -> None:
     virtual = virtualize(ConvNet(), **options(front_end, images()))

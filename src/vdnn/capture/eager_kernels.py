@@ -16,8 +16,10 @@ holds a lock from its first patch to its last. It is PyTorch's own compile lock:
 too, and who comes from Dynamo has it already, so that no two threads wait for each other. A trace inside a trace finds
 the patches in place: the outermost puts them in and takes them out.
 
-Two exceptions keep their Python version: ops whose C++ version reads tensor values (`one_hot`), which a trace cannot,
-and fused recurrent layers, which are judged where they are met (`export.py`, Note [Fused recurrent layers]).
+Ops whose C++ version reads tensor values (`one_hot`) keep their Python version: a trace cannot read any. Of recurrent
+layers the C++ version is traced, which is what eager runs: oneDNN's fused layer on the CPU where there is one for the
+type, with its workspace (`recurrent_workspace.py`), else the ops of the cells; PyTorch's Python version has other last
+bits, and leaves out the dropout between layers.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from vdnn.torch_private import (
     fuses_dropout,
     python_kernels,
     side_effectful_functions,
+    strided_writes_traced,
     tangents_traced_as,
 )
 
@@ -178,6 +181,7 @@ def _patched() -> Iterator[None]:
             functorch_config.patch(backward_pass_autocast="off"),
             _random_numbers_are_drawn(),
             stand_ins_are_as_kernels(),
+            strided_writes_traced(),
             tangents_traced_as(_tensor_of_its_own),
         ):
             yield

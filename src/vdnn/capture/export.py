@@ -4,14 +4,14 @@ Enters: a module, or a function with the loss inside, and sample arguments: real
 joint graph of AOTAutograd. For planning the parameters are replaced by fake ones, so a network of any size is captured
 without allocating it.
 
-Known limits: Python control flow is followed as the sample takes it, as in every tracer; fused recurrent layers are
-refused where the traced program would differ from the eager one (Note [Fused recurrent layers]).
+Known limits: Python control flow is followed as the sample takes it, as in every tracer.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,15 +19,16 @@ import numpy as np
 import torch
 from torch import nn
 from torch.fx import traceback
-from torch.overrides import TorchFunctionMode
 
 from vdnn.capture.eager_kernels import eager_kernels
-from vdnn.errors import CaptureFailed, InexactTrace, InvalidInput, Unsupported, VdnnError
+from vdnn.errors import CaptureFailed, InvalidInput, Unsupported, VdnnError
 from vdnn.torch_private import (
     FakeTensor,
     FakeTensorMode,
+    OpenRegions,
     aot_export_joint_with_descriptors,
     backward_hooks,
+    checkpointed_regions,
     compile_lock,
     compiled_call,
     own_buffers,
@@ -55,11 +56,11 @@ def export_joint(
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(eager_kernels())
         stack.enter_context(_uncompiled(module))
-        stack.enter_context(_recording_modules(module))
-        stack.enter_context(_WatchRecurrent(exact=exact))
-        return aot_export_joint_with_descriptors(
-            stack, module, tuple(args), dict(kwargs), keep_inference_input_mutations=True
-        )
+        stack.enter_context(_recording_modules(module, stack.enter_context(checkpointed_regions())))
+        with _drawing_only_from_torch(module):
+            return aot_export_joint_with_descriptors(
+                stack, module, tuple(args), dict(kwargs), keep_inference_input_mutations=True
+            )
     except VdnnError:
         raise
     except Exception as failure:
@@ -147,7 +148,7 @@ def _uncompiled(module: nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _recording_modules(module: nn.Module) -> Iterator[None]:
+def _recording_modules(module: nn.Module, regions: OpenRegions) -> Iterator[None]:
     """Write the path of the running module into every node traced from it, in the form Dynamo uses."""
     running: list[tuple[str, type]] = []
     buffers: list[dict[str, Any]] = []
@@ -160,6 +161,8 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
             running.append((path, type(submodule)))
             buffers.append(dict(own_buffers(submodule)))
             record()
+            if regions.num_open:
+                _refuse_second_update(path, submodule)
 
         return hook
 
@@ -180,6 +183,17 @@ def _recording_modules(module: nn.Module) -> Iterator[None]:
             handle.remove()
 
 
+def _refuse_second_update(path: str, module: nn.Module) -> None:
+    """A region of `torch.utils.checkpoint` runs again in backward, and eager mode updates its statistics again. A trace
+    loses what its backward writes."""
+    if module.training and any(buffer is not None for buffer in own_buffers(module).values()):
+        raise Unsupported(
+            f"{path or type(module).__name__} has buffers and lies in a region of torch.utils.checkpoint, whose forward"
+            " runs twice: what it updates the second time a step captured ahead of time would lose. Leave out the"
+            " checkpoint (a budget makes maps again by itself), or use vdnn.virtualize without a sample."
+        )
+
+
 def _refuse_new_buffers(path: str, module: nn.Module, before: Mapping[str, Any]) -> None:
     """A trace follows writes into a buffer. A forward that puts another tensor in its place does so once, while it is
     traced, and never again."""
@@ -193,6 +207,24 @@ def _refuse_new_buffers(path: str, module: nn.Module, before: Mapping[str, Any])
             )
 
 
+@contextlib.contextmanager
+def _drawing_only_from_torch(module: nn.Module) -> Iterator[None]:
+    """Numbers that Python or numpy draw are drawn once, while the step is traced, and would be the same ever after."""
+    before = random.getstate(), np.random.get_state()
+    yield
+    drew_python = random.getstate() != before[0]
+    drew_numpy = not all(map(np.array_equal, np.random.get_state(), before[1]))
+    if drew_python or drew_numpy:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
+        who = "numpy" if drew_numpy else "Python"
+        raise Unsupported(
+            f"the forward of {type(module).__name__} draws random numbers from {who}, which a step captured ahead of"
+            " time would do only once. Draw them with torch.rand, pass them as arguments, or use vdnn.virtualize"
+            " without a sample."
+        )
+
+
 def _refuse_backward_hooks(module: nn.Module) -> None:
     """They are Python that runs in backward. A trace would call them once, with empty tensors, and never again."""
     for path, submodule in module.named_modules():
@@ -200,50 +232,6 @@ def _refuse_backward_hooks(module: nn.Module) -> None:
             raise Unsupported(
                 f"{path or type(module).__name__} has a backward hook, which a step captured ahead of time cannot call."
                 " Use vdnn.virtualize without a sample, or hooks on parameters (register_hook), which are called."
-            )
-
-
-GRU_CELL = (
-    "nn.GRUCell has other last bits when it is traced. Leave it plain, or write its gates out with ops of their own."
-)
-
-
-class _WatchRecurrent(TorchFunctionMode):
-    """Note [Fused recurrent layers]: a traced nn.LSTM, nn.GRU or nn.RNN is a decomposition. It leaves inter-layer
-    dropout out (torch/_decomp/decompositions.py compares `num_layers < i - 1`), silently, and where eager runs a fused
-    kernel its last bits differ. The first is wrong even for a plan; the second is wrong for a run that promises the
-    same bits."""
-
-    _FUSED = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
-
-    def __init__(self, *, exact: bool) -> None:
-        super().__init__()
-        self._exact = exact
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in self._FUSED:
-            self._judge(func, args)
-        elif func is torch.gru_cell and self._exact:
-            raise InexactTrace(GRU_CELL)
-        return func(*args, **(kwargs or {}))
-
-    def _judge(self, func: Any, args: Sequence[Any]) -> None:
-        # With or without packed sequences, the numbers are (has_biases, num_layers, dropout, train, ...).
-        _, num_layers, dropout, train = [arg for arg in args if isinstance(arg, (bool, int, float))][:4]
-        if train and num_layers > 1 and dropout > 0:
-            raise Unsupported(
-                f"{func.__name__} with dropout={dropout} between its {num_layers} layers loses that dropout when it is"
-                " traced, and its gradients"
-                " with it. Write the layers as separate modules with nn.Dropout between them, or use vdnn.virtualize"
-                " without a sample,"
-                " which runs the layer eagerly."
-            )
-        if self._exact:
-            raise Unsupported(
-                f"{func.__name__} runs as one fused kernel in eager mode and as separate ops when traced, with other"
-                " last bits."
-                " Use vdnn.virtualize without a sample, which runs the layer eagerly, or write it with nn.LSTMCell /"
-                " nn.GRUCell."
             )
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from vdnn.capture.ops.overloads import overload, overloads
+from vdnn.capture.recurrent_workspace import with_two_biases, with_workspace
 from vdnn.hardware.where import CPU, indexed
 from vdnn.known_ops import KNOWN_OPS
 from vdnn.known_ops.known_op import KernelLayout
@@ -123,11 +124,18 @@ def _corrections() -> Iterator[tuple[OpOverload, Callable[..., Any]]]:
 _LAYOUTS = {KernelLayout.CONTIGUOUS: _contiguous, KernelLayout.AS_THE_GRADIENT: _as_the_gradient}
 
 
+def _of_recurrent_layers() -> dict[OpOverload, Callable[..., Any]]:
+    if not torch.backends.mkldnn.is_available():
+        return {}
+    of = {"mkldnn_rnn_layer": with_workspace, "mkldnn_rnn_layer_backward": with_two_biases}
+    return {overload(name, "default"): correct for name, correct in of.items()}
+
+
 def _one_after_the_other(first: Callable[..., Any], then: Callable[..., Any]) -> Callable[..., Any]:
     return lambda result, *args, **kwargs: then(first(result, *args, **kwargs), *args, **kwargs)
 
 
-_CORRECTIONS: dict[OpOverload, Callable[..., Any]] = dict(_corrections())
+_CORRECTIONS: dict[OpOverload, Callable[..., Any]] = dict(_corrections()) | _of_recurrent_layers()
 """`tests/cpu/test_in_place_forms.py` compares the layouts of all ops that may write over an input with their kernels',
 `tests/cpu/test_known_ops.py` those of others that are put right. An op whose stand-in is wrong and not here is refused
 when a step is watched."""

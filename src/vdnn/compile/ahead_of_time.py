@@ -7,7 +7,7 @@ for every signature (`signature.py`) that it is called with.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 from torch import nn
@@ -53,7 +53,8 @@ class AheadOfTime:
         if signature not in self._steps:
             self._session.refuse_endless_captures()
             try:
-                self._steps[signature] = self._compile(args, kwargs)
+                with _settings_settle(self._module, args, kwargs):
+                    self._steps[signature] = self._compile(args, kwargs)
             except Infeasible as reason:
                 uncaptured = self._new_shapes.instead_of_capture(reason)
                 if uncaptured is None:
@@ -83,3 +84,32 @@ class AheadOfTime:
             return compiled(*(state[name] for name in names), *args, **kwargs)
 
         return refusing_backward_in_autocast(step)
+
+
+@contextlib.contextmanager
+def _settings_settle(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[None]:
+    """A forward that counts its calls in an attribute does so while it is traced, and never again. One that leaves a
+    note of what it has seen, and finds it the next time, is as it was."""
+    parts = tuple(module.modules())
+    before, held = signature_of(module, args, kwargs), [dict(vars(part)) for part in parts]
+    yield
+    after = signature_of(module, args, kwargs)
+    if after == before:
+        return
+    with contextlib.ExitStack() as stack:
+        export_joint(stack, module, args, kwargs, exact=True)
+    if signature_of(module, args, kwargs) == after:
+        return
+    changed = [
+        f"{type(part).__name__}.{name}"
+        for part, values in zip(parts, held, strict=True)
+        for name, value in values.items()
+        if isinstance(value, (bool, int, float, str)) and vars(part).get(name, value) != value
+    ]
+    for part, values in zip(parts, held, strict=True):
+        vars(part).update(values)
+    raise Unsupported(
+        f"the forward of {type(module).__name__} changes an attribute at every call"
+        f" ({', '.join(changed) or 'a list, a dict or another object'}), which a step captured ahead of time would do"
+        " only once. Change it outside of the forward, keep it in a buffer, or use vdnn.virtualize without a sample."
+    )

@@ -30,8 +30,8 @@ from torch import fx, nn
 
 from vdnn.capture.asked_values import question_about
 from vdnn.capture.eager_kernels import eager_kernels
-from vdnn.capture.export import GRU_CELL
 from vdnn.capture.inputs import dynamo_inputs
+from vdnn.capture.numpy_calls import has_numpys_bits
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.new_shapes import NewShapes
@@ -67,7 +67,6 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
         keep_inference_input_mutations=True,
     )
     try:
-        _refuse_gru_cells(graph)
         with eager_kernels():
             compiled = refusing_backward_in_autocast(compile_graph(graph, inputs))
         graph.graph = fx.Graph()  # what was compiled holds the module, and nobody reads its nodes again
@@ -87,11 +86,6 @@ def _refuse_symbols(inputs: Sequence[Any]) -> None:
             "torch.compile hands over sizes that are symbols, and a plan needs numbers. Pass"
             ' torch.compile(model, backend="vdnn", dynamic=False): each batch size then gets a plan of its own.'
         )
-
-
-def _refuse_gru_cells(graph: fx.GraphModule) -> None:
-    if any(getattr(node.target, "__name__", "") == "gru_cell" for node in graph.graph.nodes):
-        raise InexactTrace(GRU_CELL)
 
 
 class JustInTime:
@@ -147,7 +141,12 @@ class JustInTime:
             return uncaptured(*args, **kwargs)
         _BoundCapture.num_open += self._session.is_bound
         try:
-            with capturing(whole=self._session.is_bound, answers=self._answers, questions=question_about):
+            with capturing(
+                whole=self._session.is_bound,
+                answers=self._answers,
+                questions=question_about,
+                has_numpys_bits=has_numpys_bits,
+            ):
                 return self._compiled(*args, **kwargs)
         except BackendCompilerFailed as failure:
             why = failure.inner_exception

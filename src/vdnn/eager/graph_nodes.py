@@ -14,16 +14,22 @@ from torch.utils.hooks import RemovableHandle
 
 _HOOKED = "vdnn.before_each_node"
 
+_ASK_WHO_WATCHES = ("ProdBackward", "CumprodBackward")
+"""Nodes that compute in another way, with other last bits, where any dispatch mode is active. They stay unwatched: what
+they make is counted when the next node reads it."""
+
 
 def before_each_node(outputs: Iterable[torch.Tensor], call: Callable[..., None]) -> list[RemovableHandle]:
-    """`call` runs before each node, once however many outputs lead there. The handles are those of leaves."""
+    """`call` runs before each node that may be watched, once however many outputs lead there. The handles are those of
+    leaves."""
     of_leaves: list[RemovableHandle] = []
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen: set[Any] = set(waiting)
     while waiting:
         node: Any = waiting.pop()  # torch declares its `metadata` as a method, and it is a dict
         is_of_leaf = hasattr(node, "variable")
-        if is_of_leaf or _HOOKED not in node.metadata:
+        may_be_watched = not node.name().startswith(_ASK_WHO_WATCHES)
+        if may_be_watched and (is_of_leaf or _HOOKED not in node.metadata):
             handle = node.register_prehook(call)
             node.metadata[_HOOKED] = True
             of_leaves += [handle] if is_of_leaf else []

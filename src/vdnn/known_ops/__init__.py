@@ -27,9 +27,9 @@ def _table() -> Mapping[str, KnownOp]:
 KNOWN_OPS = _table()
 """Every entry, by name."""
 
-KNOWN_NAMESPACES = frozenset({"aten", "prims"})
+KNOWN_NAMESPACES = frozenset({"aten", "prims", "vdnn"})
 """Whose ops the entries are about: an op of another library is not the one that has its name here. Their schemas tell
-the truth about views, mutation and randomness, because PyTorch's own tests check them."""
+the truth about views, mutation and randomness, because PyTorch's own tests check them; ours are copies of them."""
 
 _UNKNOWN = KnownOp("")
 

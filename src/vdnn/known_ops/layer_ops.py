@@ -28,6 +28,11 @@ CONVOLUTIONS = (
     KnownOp("convolution_backward", needs=other_gradients, chunks="convolution_backward"),
 )
 
+RECURRENT = (
+    *alike("lstm gru rnn_tanh rnn_relu", traced_in_cpp=True),
+    KnownOp("mkldnn_rnn_layer", checkpoint=Checkpoint.ALWAYS),
+)
+
 POOLS = (
     *alike(
         "_adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d avg_pool1d avg_pool2d avg_pool3d"
@@ -110,4 +115,4 @@ WORDS = (
     ),
 )
 
-OPS = (*CONVOLUTIONS, *POOLS, *RESIZING, *NORMS, *WORDS)
+OPS = (*CONVOLUTIONS, *RECURRENT, *POOLS, *RESIZING, *NORMS, *WORDS)

@@ -14,6 +14,7 @@ from torch import fx
 
 from vdnn.capture.nodes import copy_meta, is_getitem, set_value, value_of
 from vdnn.capture.ops.in_place_forms import IN_PLACE_OF
+from vdnn.torch_private import is_non_overlapping_and_dense
 
 aten = torch.ops.aten
 
@@ -32,6 +33,50 @@ def draw_random_numbers_in_place(graph: fx.Graph) -> None:
             set_value(drawn, value_of(empty))
             node.replace_all_uses_with(drawn)
             graph.erase_node(node)
+
+
+def write_into_strided_parts(graph: fx.Graph) -> None:
+    """`sigmoid_` of a part of a tensor was traced as `sigmoid`, with a result laid out as that part is
+    (`strided_writes_traced`). Kernels compute a layout with holes row by row and a whole one in a single run, with
+    other last bits where a row ends; so it is written where eager mode writes it, or into a copy if the old is read."""
+    place = {node: at for at, node in enumerate(graph.nodes)}
+    for node in list(graph.nodes):
+        into = node.args[0] if node.args else None
+        if node.target not in IN_PLACE_OF or not isinstance(into, fx.Node) or not _has_holes_like(into, node):
+            continue
+        is_read_later = into.op != "call_function" or any(place.get(user, -1) > place[node] for user in into.users)
+        with graph.inserting_before(node):
+            if is_read_later:
+                into = _copied(graph, node, into)
+            written = graph.call_function(IN_PLACE_OF[node.target], (into, *node.args[1:]), node.kwargs)
+        copy_meta(node, written)
+        set_value(written, value_of(into))
+        place[written] = place[node]
+        node.replace_all_uses_with(written)
+        graph.erase_node(node)
+
+
+def _has_holes_like(into: fx.Node, node: fx.Node) -> bool:
+    before, after = value_of(into), value_of(node)
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return False
+    is_alike = (before.shape, before.stride(), before.dtype) == (after.shape, after.stride(), after.dtype)
+    return is_alike and not is_non_overlapping_and_dense(after)
+
+
+def _copied(graph: fx.Graph, node: fx.Node, original: fx.Node) -> fx.Node:
+    """With its holes."""
+    like = value_of(node)
+    empty = graph.call_function(
+        aten.empty_strided.default,
+        (list(like.shape), list(like.stride())),
+        {"dtype": like.dtype, "device": like.device},
+    )
+    copied = graph.call_function(aten.copy_.default, (empty, original))
+    for made in (empty, copied):
+        copy_meta(node, made)
+        set_value(made, like)
+    return copied
 
 
 def update_statistics_in_place(graph: fx.Graph) -> None:

@@ -23,7 +23,12 @@ from time import perf_counter
 from torch import fx
 
 from vdnn.capture.copied_graph import copy_of
-from vdnn.capture.tidy.eager_writes import draw_random_numbers_in_place, update_statistics_in_place
+from vdnn.capture.ops.fused_recurrent import make_workspaces
+from vdnn.capture.tidy.eager_writes import (
+    draw_random_numbers_in_place,
+    update_statistics_in_place,
+    write_into_strided_parts,
+)
 from vdnn.capture.tidy.in_place import write_into_dead_inputs
 from vdnn.capture.tidy.loss_backward import write_over_log_probabilities
 from vdnn.capture.tidy.peak import keep_all_peak_nbytes
@@ -55,6 +60,8 @@ PASSES = (
     Pass("detaches", remove_detaches),
     Pass("unread-arguments", forget_unread_arguments),
     Pass("random-numbers", draw_random_numbers_in_place, "without it the generator would draw other numbers"),
+    Pass("strided-parts", write_into_strided_parts, "without it a layout would not be as traced"),
+    Pass("recurrent", make_workspaces, "without it no fused recurrent layer would leave its backward a workspace"),
     Pass("statistics", update_statistics_in_place),
     Pass("phases", separate_phases, "a step is cut between its forward and its backward"),
     Pass("getitems", keep_getitems_with_their_op),
