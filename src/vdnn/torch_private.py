@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from torch._inductor.compile_fx import compile_fx_inner as compile_fx_inner
     from torch._inductor.compile_fx import select_decomp_table as select_decomp_table
     from torch._inductor.exc import InductorError as InductorError
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode as GuardOnDataDependentSymNode
 
 
 HEAVY = {
@@ -54,6 +55,7 @@ HEAVY = {
     # What a call of a compiled model may raise. `torch.compiler` names none of them.
     "BackendCompilerFailed": "torch._dynamo.exc",
     "TorchDynamoException": "torch._dynamo.exc",
+    "GuardOnDataDependentSymNode": "torch.fx.experimental.symbolic_shapes",
     # Kernels of a part of a graph. Public `torch.compile(backend="inductor")` takes whole functions and guards them.
     "compile_fx_inner": "torch._inductor.compile_fx",
     "select_decomp_table": "torch._inductor.compile_fx",
@@ -480,6 +482,8 @@ def _answer_for_dynamo() -> None:
     from torch._dynamo.variables import torch as dynamo_torch
 
     states = _TracingStates(dynamo_torch.tracing_state_functions())
+    # What a model marks in eager mode for CUDA graphs says nothing to us, and Dynamo would not even ignore it.
+    vars(torch._dynamo.mark_static_address)["_dynamo_forbidden"] = False
     streams = (torch.cuda.is_current_stream_capturing, torch.xpu.is_current_stream_capturing)
     states |= dict.fromkeys(streams, False)
     asking = (torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling)
@@ -673,11 +677,12 @@ def _updates_in(region: Any) -> str | None:
 
 def _dynamo_settings(whole: bool) -> AbstractContextManager[Any]:
     from torch._dynamo import config as dynamo_config
+    from torch._dynamo import mark_static_address
 
     written = {method for method in vars(logging.Logger).values() if callable(method)}
     settings: dict[str, Any] = {
         "skip_nnmodule_hook_guards": False,
-        "ignore_logging_functions": dynamo_config.ignore_logging_functions | written,
+        "ignore_logging_functions": dynamo_config.ignore_logging_functions | written | {mark_static_address},
         "use_numpy_random_stream": True,
         "allow_rnn": True,
     }

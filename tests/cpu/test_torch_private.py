@@ -43,6 +43,7 @@ CALLED = {
     "torch._inductor.compile_fx:compile_fx_inner": "gm, example_inputs",
     "torch._inductor.compile_fx:select_decomp_table": "",
     "torch._inductor.exc:InductorError": None,
+    "torch.fx.experimental.symbolic_shapes:GuardOnDataDependentSymNode": None,
     "torch._ops:HigherOrderOperator": None,
     "torch._ops:OpOverload": None,
     "torch._prims_common:is_non_overlapping_and_dense_or_false": "a",
@@ -74,7 +75,7 @@ HELD = {
         _top_saved_tensors_default_hooks""",
     "torch._C._functorch": "peek_interpreter_stack",
     "torch._C._profiler": "ProfilerConfig ProfilerState _ExperimentalConfig",
-    "torch._dynamo": "reset_code",
+    "torch._dynamo": "reset_code mark_static_address",
     "torch._dynamo.config": """patch skip_nnmodule_hook_guards ignore_logging_functions optimize_ddp
         use_numpy_random_stream allow_rnn""",
     "torch._dynamo.external_utils": "is_compiling",
@@ -103,6 +104,7 @@ ATTRIBUTES: dict[str, tuple[Any, str]] = {
         "dispatch_table pop push jump",
     ),
     "a tensor that Dynamo traces": (torch._dynamo.variables.TensorVariable, "bool_impl is_tensor as_proxy"),
+    "a mark that Dynamo forbids": (torch._dynamo.mark_static_address, "_dynamo_forbidden"),
     "a function that Dynamo traces": (torch._dynamo.variables.torch.TorchInGraphFunctionVariable, "_get_handlers"),
     "FakeTensorMode": (torch_private.FakeTensorMode, "cache_clear _dispatch_impl"),
     "a module": (

@@ -42,6 +42,7 @@ from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import (
     BackendCompilerFailed,
     CompilingAnswers,
+    GuardOnDataDependentSymNode,
     TorchDynamoException,
     active_modes,
     aot_autograd,
@@ -156,9 +157,11 @@ class JustInTime:
                     return uncaptured(*args, **kwargs)
             if isinstance(why, VdnnError) and not (isinstance(why, InexactTrace) and self._session.is_bound):
                 raise why from None
+            if isinstance(why, GuardOnDataDependentSymNode) and self._is_worth_another_capture(failure):
+                return self(*args, **kwargs)
             if not self._session.is_bound:
                 raise
-        except TorchDynamoException as failure:
+        except (TorchDynamoException, GuardOnDataDependentSymNode) as failure:
             if self._is_worth_another_capture(failure):
                 return self(*args, **kwargs)
             if self._fullgraph:
@@ -174,8 +177,10 @@ class JustInTime:
         self._fallback = self._session.fall_back(self._plain, self._parts, why)
         return self._fallback(*args, **kwargs)
 
-    def _is_worth_another_capture(self, failure: TorchDynamoException) -> bool:
-        """Whether the model breaks less if it hears another answer. Note: [Are you compiled?]"""
+    def _is_worth_another_capture(self, failure: Exception) -> bool:
+        """Whether the model breaks less if it hears another answer, or has breaks where a size that only values decide
+        has no place in a whole graph. Nothing of a whole graph has run when this is asked.
+        Note: [Are you compiled?]"""
         if self._answers is None:
             return False
         innermost_first = reversed([place["file"] for place in _USER_LINE.finditer(str(failure))])
