@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from vdnn.capture.export import check_sample
 from vdnn.capture.function_module import as_module
 from vdnn.compile.ahead_of_time import AheadOfTime
+from vdnn.compile.first_steps import FirstSteps
 from vdnn.compile.just_in_time import JustInTime, is_within_a_budget
 from vdnn.compile.planned_step import name_of, plan_of
 from vdnn.compile.session import Session
@@ -77,6 +78,10 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     `verify_spills=True` adds a checksum to all that goes to disk: a bit that has changed there is an error that names
     the tensor, where it would have been a wrong gradient.
 
+    `verify="first"` holds the first step of every captured program against plain PyTorch on the same inputs and random
+    numbers: outputs, gradients, buffers, generators, bit for bit. A difference is an error; where the plain step does
+    not fit, the report says what it needs.
+
     `costs="tried"`, the default with a budget on this machine, runs every distinct op once to learn its workspace and a
     first time; `costs="measured"` runs each until its time is steady. `replan=False` keeps the first plan, which a
     better one otherwise replaces between two steps once the first steps were timed.
@@ -118,12 +123,27 @@ def _replace_call(virtual: Any, recipe: Recipe, function: Callable[..., Any] | N
         follow_copies(virtual, _revive, recipe)
         has_its_own = "forward" in virtual.__dict__  # given to this one object by the user
         within = ForwardIsACall(virtual) if session.is_bound and not has_its_own else within
-    set_compiled_call(virtual, functools.partial(_call, run, plain, within, session))
+    if session.options.verify is not None:
+        first_steps = FirstSteps(session, functools.partial(_plainly, plain, within), trained)
+        session.verified = first_steps.sentences
+        run_verified = functools.partial(_verified, first_steps, run)
+        set_compiled_call(virtual, functools.partial(_call, run_verified, plain, within, session))
+    else:
+        set_compiled_call(virtual, functools.partial(_call, run, plain, within, session))
     weakref.finalize(run, session.disk_room.end).atexit = False  # not the session: it goes with the model
     if session.part is not None:
         weakref.finalize(run, session.part.member.leave).atexit = False
     shared_runtime().sessions[virtual] = session
     return run
+
+
+def _verified(first_steps: FirstSteps, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return first_steps.call(run, args, kwargs)
+
+
+def _plainly(plain: Callable[..., Any], within: AbstractContextManager[Any], *args: Any, **kwargs: Any) -> Any:
+    with within:
+        return plain(*args, **kwargs)
 
 
 def _revive(bare: nn.Module, recipe: Recipe) -> nn.Module:

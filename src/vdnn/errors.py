@@ -53,6 +53,10 @@ class LostHandle(VdnnError, RuntimeError):
     """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
 
 
+class StepDiffers(VdnnError, RuntimeError):
+    """A first step that was to be verified is not that of plain PyTorch. Names each tensor, and how far it is off."""
+
+
 class EncodingTooLarge(VdnnError, RuntimeError):
     """A map was denser than its encoding had been planned for, and nothing else could hold it."""
 

@@ -158,6 +158,15 @@ class Options:
             switch="--verify-spills",
         ),
     )
+    verify: str | None = field(
+        default=None,
+        metadata=described(
+            "Hold the first step of every captured program against plain PyTorch, bit for bit, where that fits: first."
+            " Default: not."
+        ),
+    )
+    """The report says what was verified, and what was not and why; a difference is an error."""
+
     progress: Callable[[int, int], None] | None = field(
         default=None, metadata=described("Called with (done, total) while ops are measured.")
     )
@@ -192,6 +201,14 @@ class Options:
         for name in ("exact", "replan", "verify_spills"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
+        if self.verify not in (None, "first"):
+            raise InvalidInput(f"verify is 'first' or None, not {self.verify!r}")
+        inexact = [f"{name}={value!r}" for name, value in self._inexact.items() if value]
+        if self.verify is not None and inexact:
+            raise InvalidInput(
+                f"verify={self.verify!r} asks for the bits of plain PyTorch, and {inexact[0]} gives them up: leave out"
+                " one of the two"
+            )
         if self.compiler not in COMPILERS:
             raise InvalidInput(f"compiler is 'eager' or 'inductor', not {self.compiler!r}")
         if self.costs not in (None, *COSTS):
@@ -201,6 +218,12 @@ class Options:
                 f"ops can be {self.costs} on this machine only, not on {self.hardware!r}: leave out"
                 f" costs={self.costs!r} or hardware="
             )
+
+    @property
+    def _inexact(self) -> Mapping[str, Any]:
+        """What lets gradients have other bits, by name."""
+        fused = self.compiler if self.compiler != COMPILERS[0] else None
+        return {"lossy": self.lossy, "exact": None if self.exact else "False", "compiler": fused}
 
     @property
     def amount(self) -> Amount | None:
@@ -297,6 +320,7 @@ class RunOptions(PlanOptions, TierOptions, total=False):
     plan: str | Path | Plan | None
     compiler: str
     replan: bool
+    verify: str | None
 
 
 def check_names(given: Iterable[str], known: type, function: str) -> None:

@@ -310,6 +310,11 @@ def checkpointed_regions() -> Iterator[OpenRegions]:
         checkpoint._checkpoint_without_reentrant_generator = original
 
 
+def after_backward(call: Callable[[], None]) -> None:
+    """Have it called when the backward that runs now is over. Public: none; FSDP and DDP use the same."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
 def is_backward_differentiated() -> bool:
     """Whether the running backward of AOTAutograd is recorded for a second one (`create_graph=True`).
 

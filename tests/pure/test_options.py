@@ -38,6 +38,7 @@ def test_every_option_has_a_text_of_whole_sentences() -> None:
         ({"spill_dir": 5}, "spill_dir is the path of a folder, not 5"),
         ({"spill_dir": ""}, "spill_dir is the path of a folder, not ''"),
         ({"replan": 0}, "replan is True or False, not 0"),
+        ({"verify": "last"}, "verify is 'first' or None, not 'last'"),
         ({"density": 2.0}, "density is a share above 0 and up to 1, not 2.0"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -71,13 +71,13 @@ def train(
     lr: LearningRate = 0.01,
     seed: Seed = 0,
     device: Device = "cpu",
-    verify: Verify = False,
+    beside_plain: Verify = False,
     limit: Limited = False,
     **options: Unpack[RunOptions],
 ) -> Answer:
     """Train a network through vdnn on random data; ends with predicted and measured peak and step time."""
     if limit:
-        _refuse_with_limit(verify, device, options)
+        _refuse_with_limit(beside_plain, device, options)
         return _train_limited(model, batch, images, as_json, steps, trained_by, lr, seed, options)
 
     import torch
@@ -88,9 +88,9 @@ def train(
     from vdnn.models import load
 
     where = present(device)
-    if verify and not options.get("exact", True):
+    if beside_plain and not options.get("exact", True):
         raise InvalidInput("--verify compares bit for bit, and --inexact allows other bits: leave one of them out.")
-    if verify and (options.get("lossy") is not None or _always_rounds(options.get("strategy"))):
+    if beside_plain and (options.get("lossy") is not None or _always_rounds(options.get("strategy"))):
         raise InvalidInput(
             "--verify compares bit for bit, and a lossy run rounds on purpose: leave one of them out. The report of a"
             " lossy run says how far its gradients are from the exact ones."
@@ -105,13 +105,13 @@ def train(
         virtual = virtualize(workload.step, **options)
         trainee = Trainee(workload.model, virtual, workload.args, make_optimizer(trained_by, workload.model, lr))
         show: Callable[[float], Any] = lambda loss: progress.update(task, advance=1, loss=f"loss {loss:.4f}")  # noqa: E731
-        if verify:
+        if beside_plain:
             run = train_beside(trainee, twin_of(workload, make, trained_by, lr), steps, show)
         else:
             run = train_steps(trainee, steps, show)
     outcome = replace(report(virtual), name=f"{workload.name}, batch {batch}")
-    record = _record(workload.name, batch, run, outcome, verify)
-    return Answer(record, lambda width: _view(run, outcome, verify), FAILED if run.differences else 0)
+    record = _record(workload.name, batch, run, outcome, beside_plain)
+    return Answer(record, lambda width: _view(run, outcome, beside_plain), FAILED if run.differences else 0)
 
 
 def _refuse_with_limit(verify: bool, device: str, options: RunOptions) -> None:

@@ -41,6 +41,7 @@ def _session_of(options: dict[str, Any]) -> Session:
     known = _SESSIONS.get(id(options))
     if known is None or known.asked is not options:
         _refuse_budget(options.get("budget"))
+        _refuse_verify(options.get("verify"))
         known = _SESSIONS[id(options)] = Session("torch.compile", Options.parse(options), asked=options)
     return known
 
@@ -52,6 +53,15 @@ def _refuse_budget(budget: Any) -> None:
             f"torch.compile(backend='vdnn') cannot train in {budget} that several models have together: it plans a"
             " model once, and parts change as members are seen to run. Call vdnn.virtualize(model, budget=budget), or"
             " name a number of bytes."
+        )
+
+
+def _refuse_verify(verify: Any) -> None:
+    """Only graphs come here, and what they are to be held against is the model."""
+    if verify is not None:
+        raise Unsupported(
+            f"torch.compile(backend='vdnn') cannot verify={verify!r}: it is given graphs, and a first step is held"
+            " against the plain model. Call vdnn.virtualize(model, verify='first')."
         )
 
 

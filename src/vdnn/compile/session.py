@@ -92,6 +92,9 @@ class Session:
     may_run_uncaptured: bool = False
     """Whether the call that is about to be captured could also run as it is (`new_shapes.py`)."""
 
+    verified: list[str] = field(default_factory=list)
+    """What was found of first steps that were to be verified (`first_steps.py`)."""
+
     asked: Any = None
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
 
@@ -279,19 +282,23 @@ class Session:
     def report(self) -> Report:
         fallback = self.eager()
         eager = None if fallback is None else fallback.part()
+        also: Any = {"eager": eager, "process": self._process(), "verified": self._verified()}
         pieces = tuple(_piece(executor) for executor in self.executors)
         if pieces:
             plan = self.executors[-1].plan
-            return Report(
-                self.name, plan.strategy, plan.problem.budget_nbytes, pieces, eager=eager, process=self._process()
-            )
+            return Report(self.name, plan.strategy, plan.problem.budget_nbytes, pieces, **also)
         if eager is not None:
-            return Report(self.name, TENSOR_CACHE, eager.budget_nbytes, (), eager=eager, process=self._process())
+            return Report(self.name, TENSOR_CACHE, eager.budget_nbytes, (), **also)
         raise InvalidInput(
             f"no captured graph of {self.name} has run a training step yet: call it and its backward once, then ask for"
             " the report. Without a budget, parts that cannot be captured (a fused nn.LSTM, say) run plain and have"
             " nothing to report."
         )
+
+    def _verified(self) -> tuple[str, ...]:
+        if self.options.verify is None:
+            return ()
+        return tuple(self.verified) or (f"{self.name}: not verified: no first step has come to its backward yet",)
 
     def _process(self) -> ProcessPart | None:
         before, now = self._began_with, resident()

@@ -81,6 +81,8 @@ class ReportData:
     """What could not be captured, and ran as it is in a tensor cache."""
     process: ProcessPart | None = None
     """None where the system does not tell what a process takes."""
+    verified: tuple[str, ...] = ()
+    """Of first steps that were to be held against plain PyTorch: what was found, a sentence for each."""
 
     @property
     def predicted(self) -> Totals:

@@ -51,6 +51,7 @@ def report_view(report: ReportData) -> RenderableType:
     parts: list[RenderableType] = [title(f"{report.name}, strategy {report.strategy}, {_budget_words(report)}")]
     if report.eager is not None:
         parts += [Text(sentence) for sentence in report.eager.sentences()]
+    parts += [Text(sentence) for sentence in report.verified]
     if report.pieces:
         parts.append(comparison_table(report))
     if len(report.pieces) > 1:
