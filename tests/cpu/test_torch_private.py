@@ -98,6 +98,7 @@ ATTRIBUTES: dict[str, tuple[Any, str]] = {
     "an op": (torch.ops.aten.add.Tensor, "_schema py_kernels _dispatch_cache"),
     "a schema": (torch.ops.aten.add.Tensor._schema, "arguments returns is_mutable name"),
     "a tensor": (torch.empty(1), "_version"),
+    "a variable": (torch.autograd.Variable, "_execution_engine"),
     "the engine": (torch.autograd.Variable._execution_engine, "queue_callback"),
     "a storage": (torch.empty(1).untyped_storage(), "_cdata"),
     "what Dynamo traces with": (
