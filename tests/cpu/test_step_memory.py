@@ -233,6 +233,21 @@ def test_training_within_a_budget_faults_pages_in_a_handful_of_its_steps() -> No
     assert sum(each > 200 for each in faults) <= 8, faults
 
 
+def test_gradients_that_are_added_up_later_than_in_the_first_step_fault_no_page() -> None:
+    """Those of the step that begins a sum lie where the next step was to run. All was as planned in the step itself,
+    and that next step does not show what took its places."""
+    virtual, counts = vdnn.virtualize(network()), []
+    memory = session_of(virtual).memory
+    for step in range(30):
+        if step % 10 in (0, 1):  # the first step alone, then sums of one and of nine
+            clear(virtual)
+        virtual(batch(step)).square().mean().backward()
+        counts.append(memory.counts())  # of the step before
+    assert max(found.num_unexpected for found in counts[4:9]) > 0, "which is to be learned"
+    assert max(found.num_unexpected for found in counts[-5:]) == 0
+    assert max(found.num_page_faults for found in counts[-5:]) <= 20
+
+
 def test_a_loss_outside_takes_idle_pages_of_the_arena() -> None:
     """It does not lie beside them: the arena is as large as what is alive at once, and nobody is asked for more."""
     virtual = vdnn.virtualize(network())

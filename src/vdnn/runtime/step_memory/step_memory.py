@@ -32,7 +32,7 @@ import torch
 from vdnn.plan.model.surroundings import ALONE
 from vdnn.plan.plan import Plan
 from vdnn.runtime.step_memory.allocator import NO_SLOTS, Counts, LoggedBlock, Slots, StepAllocator
-from vdnn.runtime.step_memory.planned_iteration import Between, PlannedIteration, plan_iteration
+from vdnn.runtime.step_memory.planned_iteration import Between, PlannedIteration, names_of, plan_iteration
 
 MAX_LAYOUTS = 16
 """So many sequences of halves are remembered: a few shapes, with and without the odd last batch."""
@@ -40,6 +40,9 @@ MAX_LAYOUTS = 16
 MAX_RELEARNED = 8
 """So often the layout of a sequence is made again because blocks were not as expected. One that keeps changing is
 followed as far as it goes."""
+
+MAX_LOOKS = 16
+"""Iterations until the one comes again, at the most, whose gradients lay in the way: the first of those that add up."""
 
 MAX_HALVES = 2048
 """An iteration that is longer never ends (something holds on to what a forward stashed): it is not learned."""
@@ -121,6 +124,9 @@ class StepMemory:
         self._is_followed = False
         self._is_forgotten = False
         """Whether the iteration that runs, or ran last, comes no more."""
+
+        self._num_looks = 0
+        """At the end of so many iterations more it is asked what of them stays: one before found its places taken."""
 
         self._keys: list[Hashable] = []
         self._num_faults = 0
@@ -218,15 +224,28 @@ class StepMemory:
         was_as_planned = (
             self._is_followed and self._followed is not None and len(self._keys) == len(self._followed.keys)
         )
-        is_known = was_as_planned and not counts.num_unexpected
+        keeps_more = was_as_planned and self._num_looks > 0 and self._has_more_to_keep()
+        is_crowded = was_as_planned and counts.num_unexpected > 0
+        self._num_looks = MAX_LOOKS if is_crowded else max(self._num_looks - 1, 0)
+        is_known = was_as_planned and not is_crowded and not keeps_more
         is_skipped = self._is_followed and not was_as_planned  # its backward never came: the next one comes whole
         if is_known or is_skipped or self._is_forgotten or len(self._keys) > MAX_HALVES:
             return
         before = self._planned.get(self._keys[0])
-        num_relearned = before.num_relearned + 1 if was_as_planned and before is not None else 0
+        num_relearned = before.num_relearned + (not keeps_more) if was_as_planned and before is not None else 0
         if num_relearned <= MAX_RELEARNED:
             kept = before.kept if was_as_planned and before is not None else frozenset()
             self._learn(self._plan(tuple(self._keys), self._allocator.log(), kept, num_relearned))
+
+    def _has_more_to_keep(self) -> bool:
+        """Whether its caller still holds what was planned to be gone by now. Where gradients are added to those of the
+        iteration before, the one that finds its places taken does not show by what: the one before it does, though all
+        was as planned in it."""
+        assert self._followed is not None, "it was as planned"
+        log, kept = self._allocator.log(), self._followed.kept
+        return any(
+            block.is_held and block.end < 0 and name not in kept for name, block in zip(names_of(log), log, strict=True)
+        )
 
     def _plan(
         self,
