@@ -65,9 +65,11 @@ def virtualize(model: Model, sample: Any = None, *, fullgraph: bool = False, **o
     says how far the first step's gradients are from the exact ones. `density` is the share of non-zero elements for
     which sparse encodings get room.
 
-    `exact=False` lets sums be added up in another order where that is faster or needs less: convolutions, the largest
-    ops in chunks of the batch, or the whole step. Gradients then differ in the last bits; the report says where, and
-    by how much if the exact step fits the budget too.
+    `exact="strict"` refuses what could only train with other last bits than plain PyTorch's; by default it trains, and
+    a warning and the report name the ops and how far they are off. `exact=False` lets sums be added up in another order
+    where that is faster or needs less: convolutions, the largest ops in chunks of the batch, or the whole step.
+    Gradients then differ in the last bits; the report says where, and by how much if the exact step fits the budget
+    too.
 
     `plan`, one that `vdnn.plan` made or the file it was saved in, is followed instead of making a new one; of another
     model, of other shapes or of another torch it is refused with what differs.

@@ -49,6 +49,11 @@ class InexactTrace(Unsupported):
     """The model uses an op whose traced form has other last bits than its eager form, or none that can be planned."""
 
 
+class OtherLastBits(UserWarning):
+    """A model trains whose trace has other last bits than eager mode, because nothing of it would train otherwise.
+    Names the ops, and how far the first step's gradients are off."""
+
+
 class LostHandle(VdnnError, RuntimeError):
     """The backward pass came with a handle whose step is gone, so what was stashed for it is gone too."""
 

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 from vdnn.codecs import LOSSY_FORMATS
 from vdnn.environment import disk_dir
@@ -85,7 +85,7 @@ class Options:
     )
     """Gradients are then approximate, and the report says by how much."""
 
-    exact: bool = field(
+    exact: bool | Literal["strict"] = field(
         default=True,
         metadata=described(
             "Let sums be added in another order where that is faster or smaller: in convolutions, or with the largest"
@@ -93,7 +93,8 @@ class Options:
             switch="--inexact",
         ),
     )
-    """The text is about False. The report says where sums were added in another order."""
+    """The text is about False. True keeps eager's bits wherever that can be, and says once which ops have other last
+    bits and how far they are off; "strict" refuses those. The report says where sums were added in another order."""
 
     costs: str | None = field(
         default=None,
@@ -198,7 +199,9 @@ class Options:
             raise InvalidInput(f"density is a share above 0 and up to 1, not {self.density!r}")
         if not isinstance(self.in_flight, int) or isinstance(self.in_flight, bool) or self.in_flight < 1:
             raise InvalidInput(f"in_flight is a number of forwards, at least 1, not {self.in_flight!r}")
-        for name in ("exact", "replan", "verify_spills"):
+        if not isinstance(self.exact, bool) and self.exact != "strict":
+            raise InvalidInput(f"exact is True, False or 'strict', not {self.exact!r}")
+        for name in ("replan", "verify_spills"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidInput(f"{name} is True or False, not {getattr(self, name)!r}")
         if self.verify not in (None, "first"):
@@ -307,7 +310,7 @@ class PlanOptions(TypedDict, total=False):
     hardware: str | Hardware | None
     optimizer: str | None
     lossy: str | None
-    exact: bool
+    exact: bool | Literal["strict"]
     costs: str | None
     density: float
     in_flight: int

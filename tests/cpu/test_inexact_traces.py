@@ -3,6 +3,7 @@ as the same."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ from equivalence import check, executors, pair, virtualize
 from nets import Using, backward
 from torch import Tensor, nn
 
-from vdnn.errors import InexactTrace, Unsupported
-from where import here
+import vdnn
+from vdnn.errors import InexactTrace, OtherLastBits, Unsupported
+from where import here, rng_state
 
 pytestmark = pytest.mark.any_device
 
@@ -69,11 +71,57 @@ class UsesItsWeightTwice(nn.Module):
             return self.layer(self.layer(rows)).float()
 
 
-def test_a_weight_that_autocast_uses_twice_runs_plain_when_called_and_is_refused_ahead_of_time() -> None:
+def test_a_weight_that_autocast_uses_twice_runs_plain_when_called() -> None:
     rows = torch.randn(3, 8)
     check(UsesItsWeightTwice(), lambda model: backward(model, rows))
-    with pytest.raises(InexactTrace, match="autocast"):
-        virtualize(UsesItsWeightTwice(), sample=rows)
+
+
+def product() -> nn.Module:
+    """With running statistics and noise, which a measurement must leave alone."""
+    return Using(
+        lambda self, rows: F.dropout(self.norm(self.layer(rows)), 0.2).exp().prod(1),
+        layer=nn.Linear(8, 8),
+        norm=nn.BatchNorm1d(8),
+    )
+
+
+INEXACT = {"casts": UsesItsWeightTwice, "product": product}
+
+
+@pytest.mark.parametrize("asked", [{"exact": "strict"}, {"verify": "first"}], ids=str)
+@pytest.mark.parametrize("name", INEXACT)
+def test_who_asks_for_the_bits_is_refused_ahead_of_time_what_has_others(name: str, asked: Any) -> None:
+    with pytest.raises(InexactTrace, match=r"autocast uses|prod\S* cannot be captured bit for bit"):
+        virtualize(INEXACT[name](), sample=torch.randn(3, 8), **asked)
+
+
+@pytest.mark.parametrize("name", INEXACT)
+def test_otherwise_it_trains_and_says_once_which_ops_are_off_and_by_how_much(name: str) -> None:
+    rows, model = torch.randn(3, 8), INEXACT[name]()
+    virtual: Any = virtualize(copy.deepcopy(model), sample=rows)
+    torch.manual_seed(1)
+    with pytest.warns(OtherLastBits, match=r"(casts of|prod).*off as one vector.*exact=\"strict\""):
+        backward(virtual, rows)
+    after = rng_state()
+    torch.manual_seed(1)
+    backward(model, rows)
+    assert torch.equal(after, rng_state())
+    pairs = zip(model.state_dict().values(), virtual.state_dict().values(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+    (piece,) = vdnn.report(virtual).pieces
+    assert piece.other_bits
+    assert piece.gradient_error is not None
+    off, whole = (sum(float(t.double().square().sum()) for t in found) for found in _gradients(model, virtual))
+    assert (off / whole) ** 0.5 < 0.05
+    assert (piece.gradient_error.relative == 0) is (off == 0)
+    assert "other last bits than eager mode in" in str(vdnn.report(virtual))
+    backward(virtual, rows)  # warnings are errors here: it is said once
+
+
+def _gradients(model: nn.Module, virtual: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    plain = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    found = [parameter.grad for parameter in virtual.parameters() if parameter.grad is not None]
+    return [one - two for one, two in zip(plain, found, strict=True)], plain
 
 
 class ReplacesItsBuffer(nn.Module):

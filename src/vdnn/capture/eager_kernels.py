@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -55,18 +56,27 @@ _KEYS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def require_exact(graph: fx.Graph) -> None:
-    """Refuse a traced graph that would not be bit for bit what eager mode does."""
-    for node in graph.nodes:
-        reason = known(op_name(node)).inexact_because
-        if reason:
-            raise InexactTrace(
-                f"{node.target} cannot be captured bit for bit: {reason}."
-                " Write the product as a chain of multiplications or as exp(sum(log)), or leave this part of the model"
-                " plain."
-            )
-    for node in _trained_inputs(graph):
-        _refuse_repeated_casts(node)
+@dataclass(frozen=True, slots=True)
+class OtherBits:
+    """An op of a trace whose last bits are not eager's, and why."""
+
+    name: str
+    reason: str
+
+
+def other_bits(graph: fx.Graph) -> list[OtherBits]:
+    """Where a traced graph would not be bit for bit what eager mode does."""
+    found = [OtherBits(str(node.target), known(op_name(node)).inexact_because) for node in graph.nodes]
+    of_ops = [
+        replace(
+            op,
+            reason=f"{op.name} cannot be captured bit for bit: {op.reason}. Write the product as a chain of"
+            " multiplications or as exp(sum(log)), or leave this part of the model plain.",
+        )
+        for op in found
+        if op.reason
+    ]
+    return [*of_ops, *filter(None, map(_repeated_casts, _trained_inputs(graph)))]
 
 
 def _trained_inputs(graph: fx.Graph) -> list[fx.Node]:
@@ -77,15 +87,17 @@ def _trained_inputs(graph: fx.Graph) -> list[fx.Node]:
     return [node for node, gradient in zip(inputs, gradients, strict=False) if gradient is not None]
 
 
-def _refuse_repeated_casts(parameter: fx.Node) -> None:
+def _repeated_casts(parameter: fx.Node) -> OtherBits | None:
     """Eager autocast casts a weight once and adds its gradients in the narrow type; a trace casts it at every use."""
     narrow = [u for u in parameter.users if u.target is aten._to_copy.default and u.kwargs.get("dtype") in _NARROW]
-    if len(narrow) > 1:
-        raise InexactTrace(
-            f"autocast uses {parameter.name} {len(narrow)} times: eager mode casts a shared weight once and adds its"
-            " gradients in"
-            " the narrow type, a trace casts it each time. Use the shared layer outside autocast, or leave it plain."
-        )
+    if len(narrow) < 2:
+        return None
+    return OtherBits(
+        f"casts of {parameter.name}",
+        f"autocast uses {parameter.name} {len(narrow)} times: eager mode casts a shared weight once and adds its"
+        " gradients in"
+        " the narrow type, a trace casts it each time. Use the shared layer outside autocast, or leave it plain.",
+    )
 
 
 def require_dense(graph: fx.Graph) -> None:

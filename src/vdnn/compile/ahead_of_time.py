@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any
 
 from torch import nn
 
 from vdnn.capture.export import export_joint
+from vdnn.compile.beside_plain import measured_beside_plain
 from vdnn.compile.eager_fallback import EagerFallback
 from vdnn.compile.joint_compiler import JointCompiler
 from vdnn.compile.new_shapes import NewShapes
@@ -54,7 +56,7 @@ class AheadOfTime:
             self._session.refuse_endless_captures()
             try:
                 with _settings_settle(self._module, args, kwargs):
-                    self._steps[signature] = self._compile(args, kwargs)
+                    self._steps[signature] = self._measured_if_inexact(args, kwargs)
             except Infeasible as reason:
                 uncaptured = self._new_shapes.instead_of_capture(reason)
                 if uncaptured is None:
@@ -66,6 +68,18 @@ class AheadOfTime:
                 self._fallback = self._session.fall_back(self._plain, (self._module,), why)
                 return self._fallback
         return self._steps[signature]
+
+    def _measured_if_inexact(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+        """A trace with other last bits trains where neither eager's can be kept nor "strict" was asked for."""
+        session, known = self._session, len(self._session.executors)
+        asks_for_bits = session.options.exact == "strict" or session.options.verify is not None
+        session.may_have_other_bits = not (session.is_bound or asks_for_bits)
+        step = self._compile(args, kwargs)
+        for executor in session.executors[known:]:
+            if executor.plan.problem.graph.name in session.other_bits:
+                tell = partial(session.tell_other_bits, executor)
+                return measured_beside_plain(step, self._plain, self._module, tell)
+        return step
 
     def _compile(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         compiler = JointCompiler(self._session, ())

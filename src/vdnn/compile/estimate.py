@@ -76,7 +76,7 @@ def estimate(
                 outline,
                 cache,
                 room_nbytes=room,
-                exact=options.exact,
+                exact=bool(options.exact),
                 progress=options.progress,
                 like=like,
                 where=where,
@@ -88,7 +88,9 @@ def estimate(
         costs = _with_untried(measure(calls, cache, progress=options.progress, where=where), lowered.graph, outline)
         if options.budget is None:
             return Estimate(costs, {})
-        return Estimate(costs, measure_variants(calls, costs, cache, exact=options.exact, progress=options.progress))
+        return Estimate(
+            costs, measure_variants(calls, costs, cache, exact=bool(options.exact), progress=options.progress)
+        )
 
 
 def all_tried(trials: Trials, graph: Graph, outline: CostTable, budget_nbytes: int) -> Estimate:

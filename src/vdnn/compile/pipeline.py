@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import fx
 
-from vdnn.capture.eager_kernels import require_dense, require_exact
+from vdnn.capture.eager_kernels import other_bits, require_dense
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.nodes import forget_origins
@@ -60,7 +60,7 @@ log = logging.getLogger("vdnn")
 
 def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
-    require_exact(step.joint.graph)
+    session.judge_other_bits(step.name, other_bits(step.joint.graph))
     forget_fake_results()
     session.memory.make_room()  # what another shape left idle is no room for trials
     give_back_garbage(len(step.joint.graph.nodes))
@@ -199,7 +199,7 @@ def other_forms(step: TracedStep, traced: FormProblem, options: Options) -> Iter
     known = traced.problem.budget_nbytes
     outline = replace(options, budget=None if known is None else Nbytes(known), costs="roofline")
     wanted = None if options.plan is None else opened(options.plan).problem.form
-    for form in forms(step.joint, step.num_forward_outputs, exact=options.exact, plain=step.plain_inputs):
+    for form in forms(step.joint, step.num_forward_outputs, exact=bool(options.exact), plain=step.plain_inputs):
         if wanted in (None, form.name):
             described = describe_step(replace(step, joint=form.make(), precedent=None), outline)
             kept_nbytes, around, asked = traced.problem.kept_nbytes, traced.problem.surroundings, traced.problem.asked

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,6 +18,7 @@ from typing import Any, Unpack
 import torch
 from torch import nn
 
+from vdnn.capture.eager_kernels import OtherBits
 from vdnn.capture.ops.nondeterministic import nondeterministic
 from vdnn.compile.budget_part import BudgetPart
 from vdnn.compile.device_room import DeviceRoom
@@ -25,13 +26,21 @@ from vdnn.compile.disk_room import DiskRoom
 from vdnn.compile.eager_fallback import CacheOptions, EagerFallback
 from vdnn.compile.seen_storages import SeenStorages
 from vdnn.compile.traced_step import Precedent
-from vdnn.errors import BudgetExceeded, CaptureFailed, Infeasible, InvalidInput, Unsupported
+from vdnn.errors import (
+    BudgetExceeded,
+    CaptureFailed,
+    InexactTrace,
+    Infeasible,
+    InvalidInput,
+    OtherLastBits,
+    Unsupported,
+)
 from vdnn.hardware.device import THIS_MACHINE
 from vdnn.hardware.observed_links import ObservedLink
 from vdnn.hardware.where import CPU, where_of
 from vdnn.options import Options
 from vdnn.plan.model.budget import parse_share
-from vdnn.plan.model.findings import Density
+from vdnn.plan.model.findings import Density, GradientError
 from vdnn.plan.model.problem import Problem
 from vdnn.plan.model.surroundings import Surroundings, interpreter_nbytes
 from vdnn.plan.plan import Plan
@@ -94,6 +103,12 @@ class Session:
 
     verified: list[str] = field(default_factory=list)
     """What was found of first steps that were to be verified (`first_steps.py`)."""
+
+    may_have_other_bits: bool = False
+    """Whether a trace whose last bits are not eager's may train: where nothing else would, and it is measured."""
+
+    other_bits: dict[str, tuple[OtherBits, ...]] = field(default_factory=dict)
+    """By captured graph, its ops whose last bits are not eager's."""
 
     asked: Any = None
     """What the user passed, where a session is found again by it (`compile/backend.py`)."""
@@ -266,6 +281,27 @@ class Session:
     def next_name(self) -> str:
         return self.name if not self.executors else f"{self.name} #{len(self.executors) + 1}"
 
+    def judge_other_bits(self, name: str, found: Sequence[OtherBits]) -> None:
+        """Of a trace that is about to be compiled: refused, or remembered for the warning and the report."""
+        if found and not self.may_have_other_bits:
+            raise InexactTrace(found[0].reason)
+        if found:
+            self.other_bits[name] = tuple(found)
+
+    def tell_other_bits(self, executor: Executor, error: GradientError) -> None:
+        """A captured graph is so far off, as its first step shows."""
+        executor.measured.gradient_error = error
+        found = self.other_bits[executor.plan.problem.graph.name]
+        ops = ", ".join(dict.fromkeys(op.name for op in found))
+        off = f"{error.relative:.2g}" if error.relative is not None else "an unknown share"
+        warnings.warn(
+            f"{self.name} trains with other last bits than plain PyTorch: {ops}. Its gradients are {off} off as one"
+            f" vector, at most {error.worst or 0:.2g} ({error.worst_name}). {found[0].reason}"
+            ' exact="strict" refuses such a model.',
+            OtherLastBits,
+            stacklevel=3,
+        )
+
     def refuse_endless_captures(self) -> None:
         if self.has_all_captures():
             raise Unsupported(
@@ -283,7 +319,7 @@ class Session:
         fallback = self.eager()
         eager = None if fallback is None else fallback.part()
         also: Any = {"eager": eager, "process": self._process(), "verified": self._verified()}
-        pieces = tuple(_piece(executor) for executor in self.executors)
+        pieces = tuple(_piece(executor, self.other_bits) for executor in self.executors)
         if pieces:
             plan = self.executors[-1].plan
             return Report(self.name, plan.strategy, plan.problem.budget_nbytes, pieces, **also)
@@ -333,7 +369,7 @@ def _first_line(why: Exception) -> str:
     return (str(why).strip().splitlines() or [type(why).__name__])[0]
 
 
-def _piece(executor: Executor) -> Piece:
+def _piece(executor: Executor, traced: Mapping[str, Sequence[OtherBits]]) -> Piece:
     graph = executor.plan.problem.graph
     predicted = summarize(executor.plan.timeline, graph)
     inexact = tuple(
@@ -344,7 +380,8 @@ def _piece(executor: Executor) -> Piece:
     found = (executor.measured.gradient_error, _density(executor))
     where = executor.edition.where
     differing = () if where == CPU else nondeterministic(((op.target, op.name) for op in graph.ops), where.type)
-    return Piece(graph.name, predicted, _measured(executor), *found, inexact, differing)
+    other_bits = tuple(dict.fromkeys(op.name for op in traced.get(graph.name, ())))
+    return Piece(graph.name, predicted, _measured(executor), *found, inexact, differing, other_bits)
 
 
 def _arena(counts: MemoryCounts | None) -> ArenaPart | None:

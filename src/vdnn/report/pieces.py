@@ -48,6 +48,7 @@ class Piece:
     `gradient_error` is there when the plan is lossy and a step has run, `density` when it has sparse encodings.
     `inexact` names the ops that run in a form whose bits are not the op's own, `nondeterministic` those whose kernels
     may leave other bits in the next run, plain or not, as PyTorch lists them for the accelerator that computes.
+    `other_bits` names those whose trace has other last bits than eager mode; `gradient_error` is there for them too.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Piece:
     density: Density | None = None
     inexact: tuple[str, ...] = ()
     nondeterministic: tuple[str, ...] = ()
+    other_bits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

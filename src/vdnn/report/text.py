@@ -206,7 +206,7 @@ def _peaks_sentence(predicted: TimelineSummary, measured: TimelineSummary) -> Te
 
 
 def _word(piece: Piece) -> str:
-    return "Inexact" if piece.inexact else "Lossy"
+    return "Inexact" if piece.inexact or piece.other_bits else "Lossy"
 
 
 def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
@@ -215,6 +215,8 @@ def _findings(piece: Piece, is_one_of_many: bool) -> Iterable[str]:
     error, density = piece.gradient_error, piece.density
     if piece.inexact:
         yield f"{prefix}Inexact, as exact=False allows: sums in another order ({_some(piece.inexact)})."
+    if piece.other_bits:
+        yield f"{prefix}Inexact: PyTorch's trace has other last bits than eager mode in {_some(piece.other_bits)}."
     if piece.nondeterministic:
         yield (
             f"{prefix}PyTorch lists kernels of this device as nondeterministic, so that two plain steps may differ in"

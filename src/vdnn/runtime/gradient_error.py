@@ -16,7 +16,7 @@ import torch
 
 from vdnn.ir import Graph, Trait
 from vdnn.plan.model.findings import GradientError
-from vdnn.runtime.random_states import random_state, set_random_state
+from vdnn.runtime.random_states import random_states, set_random_states
 
 
 class ExactStep(Protocol):
@@ -48,7 +48,7 @@ class ExactRerun:
 
     def remember(self, args: Sequence[Any]) -> RememberedForward:
         copies = [arg.clone() if position in self._overwritten else arg for position, arg in enumerate(args)]
-        return RememberedForward(copies, _random_states(args))
+        return RememberedForward(copies, random_states(args))
 
     def compare(
         self, remembered: RememberedForward, tangents: Sequence[Any], gradients: Sequence[torch.Tensor | None]
@@ -56,17 +56,18 @@ class ExactRerun:
         exact = self._make_exact()
         if isinstance(exact, str):
             return GradientError(None, note=exact)
-        now = _random_states(remembered.args)
-        _set_random_states(remembered.random_states)
+        now = random_states(remembered.args)
+        set_random_states(remembered.random_states)
         try:
             saved = list(exact.forward(list(remembered.args)))[-exact.num_saved :]
             expected = exact.backward([*saved, *tangents])
         finally:
-            _set_random_states(now)
-        return _difference(self._names, gradients, expected)
+            set_random_states(now)
+        return difference(self._names, gradients, expected)
 
 
-def _difference(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]) -> GradientError:
+def difference(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]) -> GradientError:
+    """Of gradients by these names from those that were expected."""
     squares: list[tuple[float, float, str]] = []
     for name, ours, exact in zip(names, found, expected, strict=True):
         if isinstance(ours, torch.Tensor) and isinstance(exact, torch.Tensor) and exact.is_floating_point():
@@ -88,13 +89,3 @@ def _overwritten(graph: Graph) -> frozenset[int]:
     changing = (op for op in graph.ops if not op.has(Trait.VIEW))
     written = {graph.values[value].storage for op in changing for value in op.writes}
     return frozenset(p for p, value in enumerate(graph.inputs) if graph.values[value].storage in written)
-
-
-def _random_states(args: Sequence[Any]) -> list[tuple[torch.device, torch.Tensor]]:
-    used = (arg.device for arg in args if isinstance(arg, torch.Tensor))
-    return [(device, random_state(device)) for device in dict.fromkeys([torch.device("cpu"), *used])]
-
-
-def _set_random_states(states: Sequence[tuple[torch.device, torch.Tensor]]) -> None:
-    for device, state in states:
-        set_random_state(device, state)
