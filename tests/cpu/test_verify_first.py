@@ -185,6 +185,17 @@ def test_gradients_are_not_held_where_the_budget_has_no_room_for_them_twice() ->
     assert before_nbytes + rise_nbytes <= budget_nbytes
 
 
+def test_random_numbers_that_are_drawn_before_backward_are_not_drawn_again() -> None:
+    net, x, target = made()
+    virtual = vdnn.virtualize(net, verify="first")
+    loss = cross_entropy(virtual(x), target)
+    torch.rand(3)
+    before = rng_state()
+    loss.backward()
+    assert torch.equal(rng_state(), before)
+    assert verified(virtual) == (f"Net: {VERIFIED}",)
+
+
 def test_hooks_are_called_once() -> None:
     net, x, target = made()
     calls: list[str] = []
