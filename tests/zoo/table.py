@@ -7,6 +7,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from textwrap import shorten
 
 from zoo.ways import DIED, DIFFERS, EQUAL, REFUSED, UNMADE, UNREPEATABLE, WAYS, Row
 
@@ -86,7 +87,7 @@ def _name(row: Row) -> str:
 
 
 def _kind(cause: str) -> str:
-    return _NUMBERS.sub("N", cause)[:220]
+    return shorten(_NUMBERS.sub("N", cause), 220, placeholder=" ...")
 
 
 def _breaks(rows: Iterable[Row]) -> str:
