@@ -16,7 +16,7 @@ from tiers import DISK
 from torch import Tensor, nn
 
 import vdnn
-from vdnn.errors import CaptureFailed, InexactTrace, Infeasible
+from vdnn.errors import BudgetExceeded, CaptureFailed, InexactTrace, Infeasible
 from vdnn.report.record import Report
 from where import risen_nbytes, seeded
 
@@ -152,6 +152,63 @@ def test_a_budget_in_bytes_holds_and_one_that_nothing_keeps_is_infeasible() -> N
     assert part.peak_nbytes <= part.budget_nbytes == budget_nbytes
     with pytest.raises(Infeasible, match="cannot stay within 1000 B"):
         virtualize(made(make), budget="1000B")(x)
+
+
+class Outputs(Decides):
+    """Its loss is outside."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for number, layer in enumerate(self.layers):
+            x = torch.tanh(layer(x))
+            if number == 2 and x.mean().item() > 0:
+                x = x * 2
+        return x
+
+
+LABELS = torch.randint(32, (1024,), generator=torch.Generator().manual_seed(0))
+
+LOSSES: dict[str, Callable[[Tensor], Tensor]] = {
+    "cross entropy": lambda out: nn.functional.cross_entropy(out, LABELS.to(out.device)),
+    "of four squares": lambda out: out.square().square().square().square().mean(),
+}
+
+
+@pytest.mark.cpu_only("what runs outside of a model is not seen on an accelerator")
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_loss_outside_is_within_the_budget(loss: str) -> None:
+    """As much as is usual from the first step on, and more once it was seen; a share is one of the loss too."""
+    model, x = made(Outputs), rows(1024, 32)
+    before = nbytes_before(model, x)
+    plain = copy.deepcopy(model)
+    plain_nbytes = allocated_peak_nbytes(lambda: LOSSES[loss](plain(x)).backward(), before)
+    virtual = virtualize(model, budget="80%")
+    virtual(x)  # a capture that fails leaves its own garbage
+    for number in range(3):
+        model.zero_grad()
+        peak_nbytes = allocated_peak_nbytes(lambda: LOSSES[loss](virtual(x)).backward(), before)
+        if number or loss == "cross entropy":
+            assert peak_nbytes <= 0.81 * plain_nbytes
+    part = vdnn.report(virtual).eager
+    assert part is not None
+    assert part.everything_nbytes == pytest.approx(plain_nbytes, rel=0.02)
+    plain.zero_grad()
+    model.zero_grad()
+    both(plain, virtual, lambda net: LOSSES[loss](net(x)).backward())
+    assert_same_state(plain, model)
+
+
+@pytest.mark.cpu_only("what runs outside of a model is not seen on an accelerator")
+def test_a_loss_that_takes_more_than_is_usual_warns_once_and_then_has_room() -> None:
+    model, x = made(Outputs), rows(1024, 32)
+    before = nbytes_before(model, x)
+    budget_nbytes = 2 * before + 7 * x.nbytes
+    virtual = virtualize(model, budget=f"{budget_nbytes}B")
+    LOSSES["of four squares"](virtual(x)).backward()
+    with pytest.warns(BudgetExceeded, match=r"outside of the model took .* more than the budget of"):
+        LOSSES["of four squares"](virtual(x)).backward()
+    model.zero_grad()
+    peak_nbytes = allocated_peak_nbytes(lambda: LOSSES["of four squares"](virtual(x)).backward(), before)
+    assert peak_nbytes <= budget_nbytes
 
 
 def test_a_share_that_nothing_keeps_is_infeasible_before_the_second_step() -> None:

@@ -6,7 +6,8 @@ backward prepared. The one idea: **nothing runs outside a budget that was named*
 from. What cannot leave and does not fit is `Infeasible`.
 
 What counts: parameters, buffers and their gradients, the arguments of the call, what its ops make in forward and
-backward, and what an optimizer keeps if the options name one. Not what others have in the same memory.
+backward, what runs between the two (a loss outside of the model: as much as is usual at first, then what was seen), and
+what an optimizer keeps if the options name one. Not what others have in the same memory.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from vdnn.hardware.where import CPU
 from vdnn.options import Options
 from vdnn.plan.model.budget import parse_share
 from vdnn.plan.model.optimizer_state import STEP_NBYTES, optimizer_named
+from vdnn.plan.model.surroundings import nbytes_of_a_loss
 from vdnn.report.eager_part import EagerPart
 from vdnn.runtime.shared_budget import Budget
 from vdnn.runtime.step_memory import MappedMemory
@@ -65,6 +67,7 @@ class EagerFallback:
         self._part = part
         self._plain, self._parts, self._reason, self._name = plain, parts, reason, name
         self._is_for_new_shapes = how.get("is_for_new_shapes", False)
+        self._outside_nbytes, self._has_run_forward = 0, False
         self._given: tuple[Any, ...] = ()
         self._of_leaves: list[RemovableHandle] = []
         self._asked = str(budget)
@@ -88,6 +91,7 @@ class EagerFallback:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._part is not None:
             self._cache.budget_nbytes = self._part()
+        self._look_outside()
         self._given = tuple(_tensors((args, kwargs)))
         for handle in self._of_leaves:
             handle.remove()
@@ -98,7 +102,23 @@ class EagerFallback:
         finally:
             self._given = ()
         self._of_leaves = self._cache.watch_backward_of(_tensors(returned))
+        self._leave_outside(returned)
         return returned
+
+    def _leave_outside(self, returned: Any) -> None:
+        """The part of a shape that comes for the first time has room for that already (`new_shapes.py`)."""
+        if not self._is_for_new_shapes:
+            sizes = {id(one): (one.numel(), one.element_size()) for one in _tensors(returned) if one.requires_grad}
+            self._cache.leave_outside(self._outside_nbytes, nbytes_of_a_loss(list(sizes.values())))
+            self._has_run_forward = True
+            self._memory.begin_between()
+
+    def _look_outside(self) -> None:
+        """What ran between the last forward and its backward."""
+        if self._has_run_forward:
+            nbytes = self._memory.taken_between()
+            self._outside_nbytes, self._has_run_forward = max(self._outside_nbytes, nbytes), False
+            self._cache.saw_outside(nbytes)
 
     @property
     def peak_nbytes(self) -> int:
@@ -112,6 +132,8 @@ class EagerFallback:
 
     def part(self) -> EagerPart:
         """What it did so far."""
+        if not self._memory.is_between:
+            self._look_outside()
         found = self._cache.findings
         return EagerPart(
             name=self._name,

@@ -56,3 +56,11 @@ def words_for_share(budget_nbytes: int, everything_nbytes: int, peak_nbytes: int
         f"Raise the budget to at least {format_nbytes(peak_nbytes)}, {of_asked:.1%} of what was asked and"
         f" {peak_nbytes / max(everything_nbytes, 1):.1%} of everything, or shrink the batch."
     )
+
+
+def words_for_outside(budget_nbytes: int, taken_nbytes: int, outside_nbytes: int) -> str:
+    return (
+        f"the step in the tensor cache and {format_nbytes(outside_nbytes)} outside of the model took"
+        f" {format_nbytes(taken_nbytes)}, {format_nbytes(taken_nbytes - budget_nbytes)} more than the budget of"
+        f" {format_nbytes(budget_nbytes)}. From the next step on there is room for them."
+    )

@@ -41,7 +41,7 @@ from vdnn.eager.live_bytes import LiveBytes, is_plain
 from vdnn.eager.op_needs import Needs, OpNeeds
 from vdnn.eager.op_watch import Watch, is_watching
 from vdnn.eager.policies import NEXT_USE, check_policy
-from vdnn.eager.refusal_words import cannot_stay_within, out_of_memory_words, words_for_share
+from vdnn.eager.refusal_words import cannot_stay_within, out_of_memory_words, words_for_outside, words_for_share
 from vdnn.eager.routine import Packed, Routine
 from vdnn.eager.saved_items import Saved, Unmoved, is_leaf
 from vdnn.eager.use_order import Follower
@@ -102,7 +102,7 @@ class TensorCache:
         )
         self._share, self._is_learning, self.everything_nbytes = share, share is not None, 0
         self._count, self._watch_always, self._has_run_backward = count, watch_always, False
-        self._others_peak_nbytes = 0
+        self._others_peak_nbytes = self._live_before_nbytes = self._everything_before_nbytes = 0
         self._moves_before = 0
         self._num_open = 0
         self._is_watched = False
@@ -186,6 +186,26 @@ class TensorCache:
         The handles are those of nodes that outlive their graph."""
         return before_each_node(outputs, self._before_node) if self._is_watched else []
 
+    def leave_outside(self, seen_nbytes: int, expected_nbytes: int) -> None:
+        """A forward is over: room for what runs before backward comes to its nodes, a loss say. What is only expected
+        is never why the budget cannot be kept."""
+        self._everything_before_nbytes = self._everything_nbytes
+        if seen_nbytes:
+            self.make_room(seen_nbytes)
+        else:
+            with self._lock, self._here:
+                self._space.make(expected_nbytes)
+        self._live_before_nbytes = self._live.nbytes
+
+    def saw_outside(self, nbytes: int) -> None:
+        """So much was taken there at once at most."""
+        taken_nbytes = self._live_before_nbytes + nbytes
+        self._peak_nbytes = max(self._peak_nbytes, taken_nbytes)
+        if self._is_learning:
+            self._learn_of(self._everything_before_nbytes + nbytes)
+        elif taken_nbytes > self.budget_nbytes:
+            self._warn(words_for_outside(self.budget_nbytes, taken_nbytes, nbytes))
+
     def _before_node(self, *_: Any) -> None:
         self._has_run_backward = True
         if self._is_watched and not is_watching() and is_in_backward():
@@ -193,11 +213,18 @@ class TensorCache:
 
     def _learn(self, need: int) -> None:
         """Note [A share of the first step]"""
+        self._learn_of(self._everything_nbytes + need)
+
+    def _learn_of(self, nbytes: int) -> None:
         assert self._share is not None
-        space = self._space
-        away_nbytes = space.tallies.saved.sum - space.tallies.resident.sum - space.passing_nbytes
-        self.everything_nbytes = max(self.everything_nbytes, self._live.nbytes + away_nbytes + need)
-        space.budget_nbytes = int(self._share * self.everything_nbytes)
+        self.everything_nbytes = max(self.everything_nbytes, nbytes)
+        self._space.budget_nbytes = int(self._share * self.everything_nbytes)
+
+    @property
+    def _everything_nbytes(self) -> int:
+        """What would be alive if nothing had left."""
+        tallies = self._space.tallies
+        return self._live.nbytes + tallies.saved.sum - tallies.resident.sum - self._space.passing_nbytes
 
     def _end_learning(self) -> None:
         if self._is_learning and self._has_run_backward:
@@ -328,6 +355,9 @@ class TensorCache:
         if self._over_budget == "raise":
             reason = Infeasible(words, minimum_nbytes=Nbytes(max(least_nbytes, self.findings.peak_nbytes)))
             raise self._refusal(reason)
+        self._warn(words)
+
+    def _warn(self, words: str) -> None:
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(words, BudgetExceeded, stacklevel=2)

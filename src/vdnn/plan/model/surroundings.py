@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -92,7 +93,11 @@ def expected_outside_nbytes(graph: Graph) -> int:
     """What a loss outside of the model may hold. A model that returns a single number has its loss inside; of its other
     outputs autograd makes a gradient of zeros."""
     outputs = [graph.values[value] for value in graph.tangents]
-    sizes = [(prod(value.shape), NBYTES_PER_ELEMENT[value.dtype]) for value in outputs]
+    return nbytes_of_a_loss([(prod(value.shape), NBYTES_PER_ELEMENT[value.dtype]) for value in outputs])
+
+
+def nbytes_of_a_loss(sizes: Sequence[tuple[int, int]]) -> int:
+    """Of outputs of so many elements, each of so many bytes."""
     if any(count == 1 for count, _ in sizes):
         return sum(count * nbytes for count, nbytes in sizes)
     return LOSS_TIMES * sum(count * max(nbytes, LOSS_ELEMENT_NBYTES) for count, nbytes in sizes)

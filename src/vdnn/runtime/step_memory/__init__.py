@@ -56,20 +56,42 @@ def surroundings_on(where: torch.device) -> Surroundings:
 class MappedMemory:
     """While entered, a large block that this thread takes is a mapping of its own, gone when it is freed: the process
     holds what is alive. For steps that nobody planned. Of what computes on an accelerator, and without the library,
-    memory is others' affair."""
+    memory is others' affair, and nothing is seen outside of them."""
 
     def __init__(self, where: torch.device = CPU) -> None:
         library = step_library() if where == CPU else None
         functions = None if library is None else library.functions
         self._allocator = None if functions is None else StepAllocator(functions)
+        self.is_between, self._between_peak_nbytes = False, 0
 
     def begin_step(self) -> None:
         """What was noted of the blocks before is of no use to anybody."""
         if self._allocator is not None:
+            self._end_between()
             self._allocator.begin_iteration()
+
+    def begin_between(self) -> None:
+        """What this thread takes until it is entered again runs outside of a step: between a forward and its
+        backward."""
+        if self._allocator is not None:
+            self.is_between = True
+            self._allocator.begin_between(NO_SLOTS)
+
+    def taken_between(self) -> int:
+        """The most that was taken there at once, since it was asked the last time."""
+        self._end_between()
+        nbytes, self._between_peak_nbytes = self._between_peak_nbytes, 0
+        return nbytes
+
+    def _end_between(self) -> None:
+        if self.is_between and self._allocator is not None:
+            self.is_between = False
+            self._allocator.end_between()
+            self._between_peak_nbytes = self._allocator.counts().between_peak_nbytes
 
     def __enter__(self) -> None:
         if self._allocator is not None:
+            self._end_between()
             self._allocator.begin_half(NO_SLOTS)
 
     def __exit__(self, *error: object) -> None:
