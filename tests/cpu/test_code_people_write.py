@@ -167,3 +167,12 @@ def test_a_checkpointed_region_without_statistics_is_planned() -> None:
     backward(virtual, x())
     assert len(executors(virtual)) == 1
     assert vdnn.report(virtual).strategy == "auto"
+
+
+@PYTORCH_MAY_WARN
+@pytest.mark.parametrize("asked", [{}, {"budget": "16MiB"}])
+def test_rows_that_are_chosen_by_their_values_train(asked: Any) -> None:
+    def run(self: Any, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x))[x[:, 0] > 0])
+
+    check(layers(run), two_steps, **asked)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from equivalence import check, executors, pair, virtualize
+from equivalence import assert_same_state, check, executors, only_graph, pair, virtualize
 from nets import Using, backward
 from torch import Tensor, nn
 
@@ -61,19 +61,33 @@ def test_the_same_ops_on_contiguous_images_are_exact(network: Any) -> None:
     check(network(), lambda model: backward(model, channels_last().contiguous()))
 
 
-class UsesItsWeightTwice(nn.Module):
-    def __init__(self) -> None:
+class UsesItsWeightAgain(nn.Module):
+    def __init__(self, num_uses: int, is_used_wide: bool = False) -> None:
         super().__init__()
-        self.layer = nn.Linear(8, 8)
+        self.layer, self.num_uses, self.is_used_wide = nn.Linear(8, 8), num_uses, is_used_wide
 
     def forward(self, rows: Tensor) -> Tensor:
         with torch.autocast(here().type, dtype=torch.bfloat16):
-            return self.layer(self.layer(rows)).float()
+            for _ in range(self.num_uses):
+                rows = torch.tanh(self.layer(rows))
+        return rows.float() @ self.layer.weight if self.is_used_wide else rows.float()
 
 
-def test_a_weight_that_autocast_uses_twice_runs_plain_when_called() -> None:
+@pytest.mark.parametrize("front_end", ["just in time", "ahead of time"])
+@pytest.mark.parametrize("num_uses", [2, 3, 5])
+def test_a_weight_that_autocast_uses_again_is_cast_once(num_uses: int, front_end: str) -> None:
+    rows, sample = torch.randn(3, 8), {"sample": torch.randn(3, 8)} if front_end == "ahead of time" else {}
+    plain, virtual = pair(UsesItsWeightAgain(num_uses), **sample)
+    for model in (plain, virtual):
+        backward(model, rows)
+    assert_same_state(plain, virtual)
+    casts = [op for op in only_graph(virtual).ops if op.target.startswith("aten._to_copy")]
+    assert len(casts) == 7  # of rows, weight, bias and result, and of the gradients of the last three
+
+
+def test_a_weight_used_in_both_types_runs_plain_when_called() -> None:
     rows = torch.randn(3, 8)
-    check(UsesItsWeightTwice(), lambda model: backward(model, rows))
+    check(UsesItsWeightAgain(2, is_used_wide=True), lambda model: backward(model, rows))
 
 
 def product() -> nn.Module:
@@ -85,7 +99,7 @@ def product() -> nn.Module:
     )
 
 
-INEXACT = {"casts": UsesItsWeightTwice, "product": product}
+INEXACT = {"casts": lambda: UsesItsWeightAgain(2, is_used_wide=True), "product": product}
 
 
 @pytest.mark.parametrize("asked", [{"exact": "strict"}, {"verify": "first"}], ids=str)

@@ -36,6 +36,7 @@ from vdnn.capture.nodes import count_forward_outputs, is_tangent, tensors_of
 from vdnn.capture.ops.information import op_name
 from vdnn.capture.ops.overloads import overloads
 from vdnn.capture.stand_ins import stand_ins_are_as_kernels
+from vdnn.capture.tidy.shared_casts import cast_once, casts_of
 from vdnn.errors import InexactTrace
 from vdnn.known_ops import KNOWN_OPS, known
 from vdnn.torch_private import (
@@ -52,8 +53,6 @@ from vdnn.torch_private import (
 aten = torch.ops.aten
 
 _KEYS = (torch.DispatchKey.Autograd, torch.DispatchKey.CompositeImplicitAutograd)
-
-_NARROW = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +75,27 @@ def other_bits(graph: fx.Graph) -> list[OtherBits]:
         for op in found
         if op.reason
     ]
-    return [*of_ops, *filter(None, map(_repeated_casts, _trained_inputs(graph)))]
+    return [*of_ops, *filter(None, (_repeated_casts(node) for node, _ in _trained_inputs(graph)))]
 
 
-def _trained_inputs(graph: fx.Graph) -> list[fx.Node]:
-    """The inputs of a joint graph that get a gradient: one output per input follows those of the forward, or None."""
+def cast_shared_weights_once(graph: fx.Graph) -> None:
+    """As eager autocast does (`tidy/shared_casts.py`)."""
+    for parameter, gradient in _trained_inputs(graph):
+        cast_once(graph, parameter, gradient)
+
+
+def _trained_inputs(graph: fx.Graph) -> list[tuple[fx.Node, fx.Node]]:
+    """The inputs of a joint graph that get a gradient, with it: one output per input follows those of the forward, or
+    None."""
     inputs = [node for node in graph.find_nodes(op="placeholder") if not is_tangent(node)]
     outputs: Any = graph.output_node().args[0]
     gradients = outputs[count_forward_outputs(graph) :]
-    return [node for node, gradient in zip(inputs, gradients, strict=False) if gradient is not None]
+    return [(node, gradient) for node, gradient in zip(inputs, gradients, strict=False) if gradient is not None]
 
 
 def _repeated_casts(parameter: fx.Node) -> OtherBits | None:
     """Eager autocast casts a weight once and adds its gradients in the narrow type; a trace casts it at every use."""
-    narrow = [u for u in parameter.users if u.target is aten._to_copy.default and u.kwargs.get("dtype") in _NARROW]
+    narrow = casts_of(parameter)
     if len(narrow) < 2:
         return None
     return OtherBits(

@@ -160,6 +160,8 @@ class JustInTime:
             if isinstance(why, GuardOnDataDependentSymNode) and self._is_worth_another_capture(failure):
                 return self(*args, **kwargs)
             if not self._session.is_bound:
+                if self._captures_in_pieces():  # a size that depends on values: from now on the graph ends before it
+                    return self(*args, **kwargs)
                 raise
         except (TorchDynamoException, GuardOnDataDependentSymNode) as failure:
             if self._is_worth_another_capture(failure):
@@ -186,7 +188,11 @@ class JustInTime:
         innermost_first = reversed([place["file"] for place in _USER_LINE.finditer(str(failure))])
         if any(map(self._answers.can_say_yes_in, innermost_first)):
             return True
-        if self._fullgraph or self._session.is_bound:
+        return self._captures_in_pieces()
+
+    def _captures_in_pieces(self) -> bool:
+        """Whether the model is captured in pieces from now on, where it was tried whole; it has not run."""
+        if self._answers is None or self._fullgraph or self._session.is_bound:
             return False
         self._answers = None
         self._compiled = self._nothing_captured_yet()

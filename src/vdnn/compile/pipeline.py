@@ -14,7 +14,7 @@ from functools import partial
 
 from torch import fx
 
-from vdnn.capture.eager_kernels import other_bits, require_dense
+from vdnn.capture.eager_kernels import cast_shared_weights_once, other_bits, require_dense
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
 from vdnn.capture.nodes import forget_origins
@@ -60,6 +60,7 @@ log = logging.getLogger("vdnn")
 
 def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx.GraphModule, Executor]:
     """Forward and backward as AOTAutograd wants to see them, and what runs them."""
+    cast_shared_weights_once(step.joint.graph)
     session.judge_other_bits(step.name, other_bits(step.joint.graph))
     forget_fake_results()
     session.memory.make_room()  # what another shape left idle is no room for trials
