@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -122,7 +123,7 @@ def judged(made: Made, way: str, expected: Trained, about: Mapping[str, str], op
         tuple(unlike[:6]),
         relative_difference(expected, found) if unlike else 0.0,
         len(session.executors),
-        tuple(" ".join(reason.split())[:200] for reason in counters["graph_break"]),
+        tuple(shorten(reason, 200, placeholder=" ...") for reason in counters["graph_break"]),
         fallback.part().reason if fallback is not None else "; ".join(messages)[:400],
         budget,
         seconds=round(time.monotonic() - began, 1),
