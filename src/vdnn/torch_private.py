@@ -17,7 +17,7 @@ import logging
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -108,7 +108,11 @@ with_tensors = stateless._reparametrize_module
 tree_flatten = _pytree.tree_flatten
 tree_leaves = _pytree.tree_leaves
 tree_map = _pytree.tree_map
+tree_unflatten = _pytree.tree_unflatten
 """Nested arguments. Public: no `torch.utils.pytree` in 2.15; the package optree is one more to install."""
+
+is_traceable_wrapper = _python_dispatch.is_traceable_wrapper_subclass
+"""Whether a tensor is several. Its documentation (torch's notes) has it at its private place."""
 
 
 @contextmanager
@@ -121,7 +125,7 @@ def tangents_traced_as(make: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
 
     def made(x: torch.Tensor) -> tuple[Any, Any, bool]:
         shown, layout, is_new = traced(x)
-        is_plain = isinstance(shown, torch.Tensor) and not _python_dispatch.is_traceable_wrapper_subclass(shown)
+        is_plain = isinstance(shown, torch.Tensor) and not is_traceable_wrapper(shown)
         return (make(shown), layout, True) if is_plain else (shown, layout, is_new)
 
     analysis.coerce_tangent_and_suggest_memory_format = made
@@ -132,24 +136,28 @@ def tangents_traced_as(make: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
 
 
 @contextmanager
-def corrected_fake_results(corrections: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
-    """While open, what one of these ops of fake tensors returns is what its correction makes of that and of the op's
-    arguments. Public `torch.library.register_fake` refuses ops that have a stand-in."""
+def corrected_fake_results(correct: Callable[..., Any]) -> Iterator[None]:
+    """While open, what an op of fake tensors returns is what `correct(op, result, args, kwargs)` makes of it. Results
+    that fake tensors remember for the next call like it are corrected ones. Public `torch.library.register_fake`
+    refuses ops that have a stand-in."""
     original = FakeTensorMode._dispatch_impl
 
     def dispatch(self: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = original(self, op, types, args, kwargs)
-        correct = corrections.get(op)
-        if correct is None or result is NotImplemented:
+        if result is NotImplemented:
             return result
         with self:
-            return correct(result, *args, **kwargs)
+            return correct(op, result, args, kwargs)
 
     FakeTensorMode._dispatch_impl = dispatch  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
         FakeTensorMode._dispatch_impl = original  # type: ignore[method-assign]
+
+
+without_autocast = torch._C._DisableAutocast
+"""While open, no op of this thread casts its arguments. Public `torch.autocast(enabled=False)` is one of a device."""
 
 
 @contextmanager

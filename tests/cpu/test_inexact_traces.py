@@ -48,17 +48,33 @@ class RandomlyLeaks(nn.Module):
         return F.dropout(F.rrelu(images * self.scale, training=True), 0.4)
 
 
-@pytest.mark.cpu_only("how kernels lay results out is the device's own affair")
-@pytest.mark.parametrize("network", [Unpools, RandomlyLeaks])
-def test_an_op_that_is_laid_out_otherwise_than_traced_is_refused_on_the_first_step(network: Any) -> None:
-    _, virtual = pair(network())
-    with pytest.raises(InexactTrace, match=r"strides .* where PyTorch's trace expected"):
+@pytest.mark.parametrize("like", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_an_op_whose_stand_in_is_laid_out_otherwise_is_exact(like: torch.memory_format) -> None:
+    check(Unpools(), lambda model: backward(model, channels_last().contiguous(memory_format=like)))
+
+
+def test_a_write_whose_traced_form_is_laid_out_otherwise_is_refused_on_the_first_step() -> None:
+    """Eager's rrelu is contiguous, and so is the dropout after it; what a trace calls instead is not."""
+    check(RandomlyLeaks(), lambda model: backward(model, channels_last().contiguous()))
+    _, virtual = pair(RandomlyLeaks())
+    with pytest.raises(InexactTrace, match=r"strides .* where .* expected"):
         backward(virtual, channels_last())
 
 
-@pytest.mark.parametrize("network", [Unpools, RandomlyLeaks])
-def test_the_same_ops_on_contiguous_images_are_exact(network: Any) -> None:
-    check(network(), lambda model: backward(model, channels_last().contiguous()))
+@torch.library.custom_op("vdnn_strange::turned", mutates_args=())
+def turned(rows: Tensor) -> Tensor:
+    return rows.t().clone(memory_format=torch.contiguous_format).t()
+
+
+turned.register_fake(torch.empty_like)
+turned.register_autograd(lambda _, gradient: gradient * 1)
+
+
+def test_an_op_of_ones_own_that_is_laid_out_otherwise_than_it_says_is_refused_on_the_first_step() -> None:
+    layer = nn.Linear(4, 4)
+    step = virtualize(lambda rows: turned(layer(rows)).sum())
+    with pytest.raises(InexactTrace, match=r"strides .* where .* expected .* register_fake"):
+        step(torch.randn(3, 4)).backward()
 
 
 class UsesItsWeightAgain(nn.Module):

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 
-import pytest
 import torch
 from formed import joint_of
 from torch import nn
 
 import vdnn
 from vdnn.capture.ops.in_place_forms import IN_PLACE_OF, OUT_OF, OVER_SECOND, PART_OF
-from vdnn.capture.ops.overloads import base_name, overload, overloads
-from vdnn.capture.stand_ins import stand_ins_are_as_kernels
+from vdnn.capture.ops.overloads import base_name, overloads
 from vdnn.compile.forms.analysis import RULES
 from vdnn.compile.forms.prepare import prepare
 from vdnn.compile.forms.rows import CHUNK_RULES
@@ -21,7 +19,7 @@ from vdnn.ir import Information, Op, Phase
 from vdnn.known_ops import KNOWN_OPS, known
 from vdnn.known_ops.known_op import FromBits, KnownOp, LayerKind
 from vdnn.plan.model.layers import kind_of
-from vdnn.torch_private import FakeTensorMode, OpOverload, schema_of
+from vdnn.torch_private import OpOverload, schema_of
 
 
 def argument_names(op: KnownOp) -> set[str]:
@@ -86,26 +84,6 @@ def test_nothing_overwrites_two_ways_that_could_disagree() -> None:
 def test_every_chunk_rule_is_named_by_an_op_and_every_op_names_one_that_exists() -> None:
     assert {op.chunks for op in KNOWN_OPS.values() if op.chunks} == CHUNK_RULES.keys()
     assert RULES["max_pool2d_with_indices"] is CHUNK_RULES["each_image"]
-
-
-def test_every_layout_that_is_put_right_is_held_to_its_kernel() -> None:
-    """Of ops that may write over an input `test_in_place_forms.py` compares all layouts, of others the next test."""
-    strange = {op.name for op in KNOWN_OPS.values() if op.kernel_layout is not None}
-    assert {name for name in strange if overload(name, "default") not in OUT_OF} == {"native_layer_norm_backward"}
-
-
-@pytest.mark.parametrize("like", [torch.contiguous_format, torch.channels_last], ids=str)
-@pytest.mark.parametrize("gradient", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_the_gradient_of_layer_norm_is_laid_out_as_its_kernel_has_it(
-    like: torch.memory_format, gradient: torch.memory_format
-) -> None:
-    x, dy = (torch.ones(2, 3, 4, 5).contiguous(memory_format=layout) for layout in (like, gradient))
-    statistics = torch.ones(2, 3, 4, 1), torch.ones(2, 3, 4, 1)
-    backward, rest = overload("native_layer_norm_backward", "default"), (torch.ones(5), torch.ones(5), [True] * 3)
-    real = backward(dy, x, [5], *statistics, *rest)
-    with stand_ins_are_as_kernels(), FakeTensorMode(allow_non_fake_inputs=True):
-        traced = backward(dy, x, [5], *statistics, *rest)
-    assert [tensor.stride() for tensor in traced] == [tensor.stride() for tensor in real]
 
 
 def test_of_an_op_without_an_entry_nothing_is_known() -> None:

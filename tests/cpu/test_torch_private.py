@@ -64,12 +64,13 @@ CALLED = {
     "torch.utils._pytree:tree_flatten": "tree",
     "torch.utils._pytree:tree_leaves": "tree",
     "torch.utils._pytree:tree_map": "func, tree",
+    "torch.utils._pytree:tree_unflatten": "leaves, treespec",
 }
 """By place, the parameters that we pass. None: it is no function, or is called without any."""
 
 HELD = {
     "torch": "_neg_view __version__ DispatchKey",
-    "torch._C": """DisableTorchFunction _AutoDispatchBelowAutograd _DisableTorchDispatch
+    "torch._C": """DisableTorchFunction _DisableAutocast _AutoDispatchBelowAutograd _DisableTorchDispatch
     _construct_storage_from_data_pointer _current_graph_task_id _get_privateuse1_backend_name _storage_Use_Count""",
     "torch._C._autograd": """_disable_profiler_legacy _enable_profiler_legacy _get_current_graph_task_keep_graph
         _top_saved_tensors_default_hooks""",

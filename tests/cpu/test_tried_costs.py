@@ -175,3 +175,21 @@ def test_all_of_what_a_step_takes_is_enough_where_its_largest_op_has_no_room_to_
     model.zero_grad()
     model(images).square().mean().backward()
     assert all(map(torch.equal, expected, (p.grad for p in model.parameters())))
+
+
+REFUSE_MADE_UP_INPUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "cholesky": lambda x: torch.linalg.cholesky(x @ x.T + 6 * torch.eye(6)),
+    "solve": lambda x: torch.linalg.solve_ex(x + 6 * torch.eye(6), torch.ones(6, 2))[0],
+    "segments": lambda x: torch.segment_reduce(x, "sum", lengths=torch.tensor([2, 4]), axis=0),
+}
+
+
+@pytest.mark.parametrize("name", REFUSE_MADE_UP_INPUTS)
+def test_an_op_that_refuses_made_up_inputs_is_priced_as_expected(name: str) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return REFUSE_MADE_UP_INPUTS[name](x * 1.0).square().mean()
+
+    x, y = (torch.linspace(0.5, 1.5, 36).reshape(6, 6).requires_grad_() for _ in range(2))
+    step(x).backward()
+    vdnn.virtualize(step, budget="100%")(y).backward()
+    assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]

@@ -256,12 +256,17 @@ class Trials:
             self._progress(done, total)
 
     def _tried_if_possible(self, call: OpCall, alike: Counterpart | None) -> OpCost | None:
-        """None where an accelerator has not what the op takes: as much is expected of it as there would have been."""
+        """None where an accelerator has not what the op takes: as much is expected of it as there would have been. And
+        where the op refuses made-up inputs (a matrix that has to be positive definite, offsets that have to rise)."""
         try:
             return self._tried(call, alike)
         except torch.OutOfMemoryError:
             self._learn(call, max(self._expected(call), (self.room_nbytes or 0) - call.nbytes))
-            return None
+        except torch.AcceleratorError:
+            raise
+        except RuntimeError as reason:
+            log.info("%s cannot be tried, and costs what is expected: %s", call.key, reason)
+        return None
 
     def _tried(self, call: OpCall, alike: Counterpart | None = None) -> OpCost:
         """`alike` knows its seconds, so that one run is enough."""

@@ -64,13 +64,6 @@ class FromWindowIndices:
     """A max-pool's backward from the places within windows that its `indices` are."""
 
 
-class KernelLayout(Enum):
-    """How a kernel lays out its result, where PyTorch's stand-in for tracing says something else."""
-
-    CONTIGUOUS = "contiguous"
-    AS_THE_GRADIENT = "as the gradient"  # of elementwise kernels the first argument decides, where layouts differ
-
-
 class KernelStorage(Enum):
     """How large a storage a kernel leaves its result in, where that is more than the result shows."""
 
@@ -167,14 +160,10 @@ class KnownOp:
     over_second: bool = False
     """It has the values of its second argument and the layout of its first: where they agree, it is the second."""
 
-    # How it is traced: `capture/eager_kernels.py`, `capture/stand_ins.py`
+    # How it is traced: `capture/eager_kernels.py`, `capture/ops/kernel_storages.py`
 
     traced_in_cpp: bool = False
     """Tracers prefer its Python version, whose bits are not those of the C++ version that eager mode runs."""
-    kernel_layout: KernelLayout | None = None
-    """The layout of its result, where the stand-in that traces it has another."""
-    kernel_types: str = ""
-    """The small call by which its kernel is asked for the types of its results, where the stand-in may have others."""
     kernel_storage: KernelStorage | None = None
     """The storage of its result, where the stand-in that traces it has a smaller one."""
     inexact_because: str = ""

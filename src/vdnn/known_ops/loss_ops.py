@@ -6,7 +6,6 @@ from vdnn.known_ops.known_op import (
     GRAD_INPUT,
     SHAPE_OF_SELF,
     Checkpoint,
-    KernelLayout,
     KernelStorage,
     KnownOp,
     OutForm,
@@ -23,13 +22,11 @@ OPS = (
     *alike(
         "mse_loss_backward smooth_l1_loss_backward",
         out=GRAD_INPUT,
-        kernel_layout=KernelLayout.CONTIGUOUS,
         chunks="loss_backward",
     ),
     KnownOp(
         "huber_loss_backward",
         out={"default": OutForm("out", "grad_input")},
-        kernel_layout=KernelLayout.CONTIGUOUS,
         chunks="loss_backward",
     ),
     *alike("multi_margin_loss multilabel_margin_loss_forward", traced_in_cpp=True),

@@ -1,9 +1,10 @@
 """Does an op return what its trace said? Asked once, on the watched step.
 
 A trace decides by strides: which reshape is a view, in which order a mask is drawn, what a kernel takes for
-channels_last. Where the tracer's stand-in for an op returns other strides than the op itself (max_unpool2d and rrelu in
-channels_last do, in PyTorch 2.13), those decisions are wrong and so may be the gradients. Strides do not change from
-step to step, so looking once is enough, and refusing is better than a silently different gradient.
+channels_last. Where the stand-in for an op returns other strides than the op itself, those decisions are wrong and so
+may be the gradients. Of PyTorch's own ops the kernels were asked while the trace was made (`capture/asked_kernels.py`);
+an op of somebody else's has the layouts that its `register_fake` says. Strides do not change from step to step, so
+looking once is enough, and refusing is better than a silently different gradient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ def expect(result: Any, layouts: tuple[TracedLayout | None, ...], name: str) -> 
                 f"{name} returned {tuple(tensor.shape)} with strides {tensor.stride()} and {tensor.dtype}, where"
                 f" PyTorch's trace expected {shape} with strides {stride} and {dtype}: what follows was traced for"
                 f" another layout and would not be bit for bit."
-                " Put .contiguous() before or after this op, or leave this part of the model plain."
+                " Put .contiguous() before or after this op, have its register_fake (if it is yours) say what it"
+                " returns, or leave this part of the model plain."
             )
 
 
