@@ -88,8 +88,10 @@ class _Records(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = AtenCall(op, args, kwargs or {})
-        self.found.setdefault(described(call), detached(call))
-        return op(*args, **(kwargs or {}))
+        name, before = described(call), detached(call)
+        result = op(*args, **(kwargs or {}))
+        self.found.setdefault(name, before)
+        return result
 
 
 def described(call: AtenCall) -> str:
