@@ -191,5 +191,7 @@ def test_an_op_that_refuses_made_up_inputs_is_priced_as_expected(name: str) -> N
 
     x, y = (torch.linspace(0.5, 1.5, 36).reshape(6, 6).requires_grad_() for _ in range(2))
     step(x).backward()
-    vdnn.virtualize(step, budget="100%")(y).backward()
+    virtual = vdnn.virtualize(step, budget="100%")
+    virtual(y).backward()
     assert torch.equal(x.grad, y.grad)  # type: ignore[arg-type]
+    assert vdnn.report(virtual).eager is None  # it was captured and planned
