@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -425,6 +426,9 @@ def mark_boxed(function: Any) -> None:
     function._boxed_call = True
 
 
+OURS = str(Path(__file__).parent)
+"""Where the files of this package are."""
+
 NUM_ASKERS = 4
 """How far up the calls of a model one may have asked: libraries ask through a helper or two of their own."""
 
@@ -478,6 +482,8 @@ class _TracingStates(dict[Callable[[], Any], bool | None]):
     def __getitem__(self, question: Callable[[], Any]) -> bool | None:
         frame = sys._getframe(1).f_locals.get("tx")  # who asks: Dynamo passes it to the one that asks us, not to us
         if _CAPTURE.answers is None or question not in self.questions or frame is None:
+            return super().__getitem__(question)
+        if frame.f_code.co_filename.startswith(OURS):  # a virtualized model inside of the one that is captured
             return super().__getitem__(question)
         files: list[str] = []
         while frame is not None and len(files) < NUM_ASKERS:

@@ -140,7 +140,7 @@ class JustInTime:
         uncaptured = self._new_shapes.runner(args, kwargs)
         if uncaptured is not None:
             return uncaptured(*args, **kwargs)
-        _BoundCapture.num_open += self._session.is_bound
+        _BoundCapture.count(self._session.is_bound)
         try:
             with capturing(
                 whole=self._session.is_bound,
@@ -172,7 +172,7 @@ class JustInTime:
                 raise
             why = failure
         finally:
-            _BoundCapture.num_open -= self._session.is_bound
+            _BoundCapture.count(-self._session.is_bound)
         if self._fullgraph:
             raise why
         # Nothing has run: with a budget only whole graphs are taken. Note: [Whole or as it is]
@@ -212,13 +212,20 @@ class JustInTime:
 
 class _BoundCapture:
     """How many calls of models with a budget are running. A virtualized model that Dynamo meets in one of them is a
-    part of what is captured, within the budget of the whole; elsewhere it keeps its own."""
+    part of what is captured, within the budget of the whole; elsewhere it keeps its own. What is captured asks whether
+    there is one, not how many: Dynamo guards the answer, and a call that begins again is one more."""
 
     num_open = 0
+    is_open = False
+
+    @classmethod
+    def count(cls, change: int) -> None:
+        cls.num_open += change
+        cls.is_open = cls.num_open > 0
 
 
 def is_within_a_budget() -> bool:
-    return _BoundCapture.num_open > 0
+    return _BoundCapture.is_open
 
 
 def _inlined(plain: Callable[..., Any]) -> Callable[..., Any]:
