@@ -276,6 +276,12 @@ def stop_recording_memory() -> list[int]:
 # Autograd
 
 
+def compiled_forward_of(node: Any) -> Any:
+    """What AOTAutograd calls in forward for which this node of an autograd graph is the backward; None of any other
+    node. Public: none."""
+    return getattr(getattr(type(node), "_forward_cls", None), "compiled_fw", None)
+
+
 def ends_in_a_break(captured: Any) -> bool:
     """Whether Dynamo captured this graph up to a line that it cannot, and will capture what follows by itself.
     Public: none."""
@@ -511,6 +517,7 @@ def _answer_for_dynamo() -> None:
     dynamo_torch.TorchInGraphFunctionVariable._get_handlers.cache_clear()
     trace_rules.get_torch_obj_rule_map().update(dict.fromkeys(streams, dynamo_torch.TorchInGraphFunctionVariable))
 
+    _take_any_type_in_grouped_products()
     _ask_at_jumps()
     truth_of = dynamo_tensor.TensorVariable.bool_impl
 
@@ -519,6 +526,28 @@ def _answer_for_dynamo() -> None:
         return truth_of(self, tx) if truth is None else dynamo_tensor.VariableTracker.build(tx, truth)
 
     dynamo_tensor.TensorVariable.bool_impl = bool_impl  # type: ignore[method-assign]
+
+
+def _take_any_type_in_grouped_products() -> None:
+    """Dynamo's stand-in for `_grouped_mm` takes bfloat16 alone, the kernels take what others take. They pad rows where
+    CUDA is, and there the stand-in knows how. Mixtures of experts call it."""
+    op = torch.ops.aten._grouped_mm.default
+    known = python_kernels(op)[torch.DispatchKey.Meta]
+
+    def meta(left: torch.Tensor, right: torch.Tensor, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+        if _CAPTURE.answers is None or torch.version.cuda is not None:
+            return known(left, right, offs, bias, out_dtype)
+        return grouped_product(left, right, offs, out_dtype)
+
+    python_kernels(op)[torch.DispatchKey.Meta] = meta
+    forget_dispatch(op)
+
+
+def grouped_product(left: torch.Tensor, right: torch.Tensor, offs: Any, type: torch.dtype | None) -> torch.Tensor:
+    """What `_grouped_mm` returns, empty: a group is some rows of what has two dims, or one matrix of what has three
+    (ATen/native/GroupedMMUtils.h)."""
+    groups = () if left.dim() != right.dim() else (left.shape[0] if left.dim() == 3 else offs.shape[0],)
+    return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=type)
 
 
 def _ask_at_jumps() -> None:

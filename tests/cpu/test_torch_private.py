@@ -69,7 +69,7 @@ CALLED = {
 """By place, the parameters that we pass. None: it is no function, or is called without any."""
 
 HELD = {
-    "torch": "_neg_view __version__ DispatchKey",
+    "torch": "_grouped_mm _neg_view __version__ DispatchKey",
     "torch._C": """DisableTorchFunction _DisableAutocast _AutoDispatchBelowAutograd _DisableTorchDispatch
     _construct_storage_from_data_pointer _current_graph_task_id _get_privateuse1_backend_name _storage_Use_Count""",
     "torch._C._autograd": """_disable_profiler_legacy _enable_profiler_legacy _get_current_graph_task_keep_graph
@@ -95,12 +95,23 @@ HELD = {
 }
 """By module, names of functions in C and of settings, which have no signature to read."""
 
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
 ATTRIBUTES: dict[str, tuple[Any, str]] = {
     "an op": (torch.ops.aten.add.Tensor, "_schema py_kernels _dispatch_cache"),
     "a schema": (torch.ops.aten.add.Tensor._schema, "arguments returns is_mutable name"),
     "a tensor": (torch.empty(1), "_version"),
     "a variable": (torch.autograd.Variable, "_execution_engine"),
     "the engine": (torch.autograd.Variable._execution_engine, "queue_callback"),
+    "what a function of autograd leaves": (
+        type(Doubled.apply(torch.ones(1, requires_grad=True)).grad_fn),
+        "_forward_cls",
+    ),
     "a storage": (torch.empty(1).untyped_storage(), "_cdata"),
     "what Dynamo traces with": (
         torch._dynamo.symbolic_convert.InstructionTranslatorBase,

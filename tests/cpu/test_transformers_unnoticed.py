@@ -87,3 +87,13 @@ def test_a_decoder_with_grouped_heads_has_one_fused_attention_and_repeats_no_key
 def test_a_decoder_with_grouped_heads_trains_as_in_eager_mode(name: str, options: dict[str, Any]) -> None:
     virtual = trained_alike(decoder(name), words(ALL), **options)
     assert len(executors(virtual)) == 1, "one whole graph"
+
+
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
+@pytest.mark.parametrize("options", [{}, {"budget": "80%"}], ids=["keep-all", "80 %"])
+def test_a_mixture_of_experts_calls_the_product_of_groups_that_eager_mode_calls(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    model = transformers.MixtralForCausalLM(transformers.MixtralConfig(**GROUPED, num_local_experts=4)).train()
+    virtual = trained_alike(model, words(), **options)
+    (ops,) = ops_of(virtual)
+    assert ops["aten._grouped_mm.default"] == 6, "up and down, forward and for both gradients"

@@ -21,6 +21,7 @@ from vdnn.compile.new_shapes import NewShapes
 from vdnn.compile.session import Session
 from vdnn.compile.signature import signature_of
 from vdnn.errors import CaptureFailed, Infeasible, Unsupported
+from vdnn.runtime.absent_gradients import absent_stay_absent
 from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import aot_compile_joint_with_descriptors, plain_call
 
@@ -97,7 +98,7 @@ class AheadOfTime:
             )
             return compiled(*(state[name] for name in names), *args, **kwargs)
 
-        return refusing_backward_in_autocast(step)
+        return refusing_backward_in_autocast(absent_stay_absent(step))
 
 
 @contextlib.contextmanager

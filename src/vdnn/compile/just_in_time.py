@@ -38,6 +38,7 @@ from vdnn.compile.new_shapes import NewShapes
 from vdnn.compile.session import MAX_CAPTURES, Session
 from vdnn.eager.op_watch import Watch
 from vdnn.errors import CaptureFailed, InexactTrace, Infeasible, Unsupported, VdnnError
+from vdnn.runtime.absent_gradients import absent_stay_absent
 from vdnn.runtime.backward_autocast import refusing_backward_in_autocast
 from vdnn.torch_private import (
     BackendCompilerFailed,
@@ -69,7 +70,7 @@ def compile_dynamo_graph(graph: fx.GraphModule, inputs: Sequence[Any], session: 
     )
     try:
         with eager_kernels():
-            compiled = refusing_backward_in_autocast(compile_graph(graph, inputs))
+            compiled = refusing_backward_in_autocast(absent_stay_absent(compile_graph(graph, inputs)))
         graph.graph = fx.Graph()  # what was compiled holds the module, and nobody reads its nodes again
         return compiled
     except InexactTrace as reason:

@@ -8,7 +8,7 @@ plan (`decide.py`), and forms are chosen in `form_choice.py`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -17,8 +17,9 @@ from torch import fx
 from vdnn.capture.eager_kernels import cast_shared_weights_once, other_bits, require_dense
 from vdnn.capture.inputs import describe_inputs
 from vdnn.capture.lower import lower
-from vdnn.capture.nodes import forget_origins
+from vdnn.capture.nodes import forget_origins, tensor_of
 from vdnn.capture.stand_ins import forget_fake_results
+from vdnn.capture.tangents import tangents_behind, tangents_in
 from vdnn.capture.tidy.passes import tidy
 from vdnn.codecs.kernels import takes_room
 from vdnn.compile.device_room import plan_on_device
@@ -32,6 +33,7 @@ from vdnn.compile.replanning import Replanner
 from vdnn.compile.seen_storages import is_worth_a_plan, with_seen
 from vdnn.compile.session import Session
 from vdnn.compile.traced_step import FormProblem, PlannedStep, Precedent, TracedStep
+from vdnn.compile.used_outputs import AnotherEdition, UsedOutputs, may_leave_out
 from vdnn.errors import Infeasible
 from vdnn.hardware.device import THIS_MACHINE
 from vdnn.hardware.where import CPU
@@ -48,8 +50,10 @@ from vdnn.plan.planner_process import PlannerProcess
 from vdnn.plan.shared.account import account_nbytes, tensors_nbytes
 from vdnn.plan.strategy_table import solve, strategy_named
 from vdnn.rewrite.boxed import program
-from vdnn.rewrite.halves import cut
+from vdnn.rewrite.halves import Half, cut
 from vdnn.rewrite.outline import outline_of
+from vdnn.runtime.absent_gradients import Tangents, TracedTangent
+from vdnn.runtime.edition import Edition
 from vdnn.runtime.executor import Executor
 from vdnn.runtime.process_memory import give_back_garbage
 from vdnn.runtime.step_memory import returned_memory
@@ -63,6 +67,26 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
     cast_shared_weights_once(step.joint.graph)
     session.judge_other_bits(step.name, other_bits(step.joint.graph))
     forget_fake_results()
+    planned = _planned(step, session)
+    num_nodes = len(step.joint.graph.nodes)
+    session.num_nodes += num_nodes
+    edition, halves = _edition(planned, step, session)
+    edition.tangents = tangents_of(step)
+    executor = Executor(
+        edition,
+        memory=session.memory,
+        exact_rerun=exact_rerun_of(planned, session),
+        judge=session.seen.judge,
+        judge_surroundings=session.judge_surroundings,
+    )
+    executor.before_step = _replanning(executor, planned.form, session, num_nodes)
+    if len(edition.tangents.traced) > 1 and may_leave_out(step, session):
+        executor.before_step = UsedOutputs(executor, step, partial(_another, executor, session, num_nodes)).before_step
+    return halves[0].module, outline_of(halves[1].module), executor
+
+
+def _planned(step: TracedStep, session: Session) -> PlannedStep:
+    """Within what was asked for, beside everything else that the session knows of."""
     session.memory.make_room()  # what another shape left idle is no room for trials
     give_back_garbage(len(step.joint.graph.nodes))
     with returned_memory(step.where), PlannerProcess() as planner:
@@ -72,28 +96,44 @@ def compile_step(step: TracedStep, session: Session) -> tuple[fx.GraphModule, fx
         if step.where != CPU:
             within = partial(plan_on_device, within, room=session.device_room)
         planned = within(session.options)
+    session.precedent = precedent_of(planned.form) or session.precedent
+    session.granted_nbytes = max(session.granted_nbytes, tensors_nbytes(planned.plan.problem))
+    return planned
+
+
+def _edition(planned: PlannedStep, step: TracedStep, session: Session) -> tuple[Edition, tuple[Half, Half]]:
+    """The programs of a plan."""
     form, plan = planned.form, planned.plan
-    session.precedent = precedent_of(form) or session.precedent
-    num_nodes = len(step.joint.graph.nodes)
-    session.num_nodes += num_nodes
-    session.granted_nbytes = max(session.granted_nbytes, tensors_nbytes(plan.problem))
     halves = cut(form.joint, form.lowered, plan, step.num_forward_outputs)
-    exact_rerun = exact_rerun_of(planned, session)
     programs = [program(half) for half in halves]
     if session.options.compiler == "inductor":
         programs = fuse(programs, halves, plan)
-    edition = edition_of(plan, halves, programs, session)
-    executor = Executor(
-        edition,
-        memory=session.memory,
-        exact_rerun=exact_rerun,
-        judge=session.seen.judge,
-        judge_surroundings=session.judge_surroundings,
+    return edition_of(plan, halves, programs, session), halves
+
+
+def _replanning(executor: Executor, form: FormProblem, session: Session, num_nodes: int) -> Callable[[], None] | None:
+    if not is_replanned(session.options, form):
+        return None
+    forget_origins(form.joint.graph)
+    return Replanner(executor, replace(form, traced=None), session, num_nodes).before_step
+
+
+def _another(executor: Executor, session: Session, num_nodes: int, step: TracedStep) -> AnotherEdition:
+    """What the executor may run instead, and what then looks after it. A share is never less than it was."""
+    step = replace(step, granted_nbytes=session.granted_nbytes)
+    planned = _planned(step, session)
+    edition, _ = _edition(planned, step, session)
+    return edition, lambda: _replanning(executor, planned.form, session, num_nodes)
+
+
+def tangents_of(step: TracedStep) -> Tangents:
+    """What enters its backward, and what of it each gradient hangs on."""
+    graph = step.joint.graph
+    traced = [tensor for node in tangents_in(graph) if (tensor := tensor_of(node)) is not None]
+    return Tangents(
+        tuple(TracedTangent(tuple(one.shape), one.stride(), one.dtype, one.device) for one in traced),
+        tangents_behind(graph),
     )
-    if is_replanned(session.options, form):
-        forget_origins(form.joint.graph)
-        executor.before_step = Replanner(executor, replace(form, traced=None), session, num_nodes).before_step
-    return halves[0].module, outline_of(halves[1].module), executor
 
 
 def _plan_beside_shapes(step: TracedStep, session: Session, options: Options, planner: Planner) -> PlannedStep:

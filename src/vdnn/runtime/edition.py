@@ -17,6 +17,7 @@ from vdnn.hardware.clocks import clock_of
 from vdnn.hardware.where import CPU
 from vdnn.plan.judge.schedule import schedule
 from vdnn.plan.plan import Plan
+from vdnn.runtime.absent_gradients import NO_TANGENTS, Tangents
 from vdnn.runtime.encodings import Encodings
 from vdnn.runtime.journeys import Journeys, trips_of
 from vdnn.runtime.transfers.interface import Transfers
@@ -29,6 +30,9 @@ _NUMBERS = itertools.count()
 
 class BoxedCall:
     """A function of one list that it empties, as AOTAutograd wants it."""
+
+    takes_absent = True
+    """Of a forward: its backward takes None for the gradient of an output that nobody used."""
 
     def __init__(self, run: Boxed) -> None:
         self._run = run
@@ -75,6 +79,8 @@ class Edition:
 
     number: int = 0
     """How many were before it."""
+
+    tangents: Tangents = NO_TANGENTS
 
     def __post_init__(self) -> None:
         self.clock = clock_of(self.where)

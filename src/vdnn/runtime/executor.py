@@ -18,6 +18,7 @@ first tensor of the step is there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -28,10 +29,11 @@ from vdnn.errors import LostHandle, Unsupported
 from vdnn.hardware.clocks import Clock, Moment
 from vdnn.plan.model.surroundings import Surroundings
 from vdnn.plan.plan import Plan
+from vdnn.runtime.absent_gradients import NO_TANGENTS
 from vdnn.runtime.device_failures import told_with_numbers
 from vdnn.runtime.edition import BoxedCall, Edition
 from vdnn.runtime.encodings import Encodings
-from vdnn.runtime.gradient_error import ExactRerun
+from vdnn.runtime.gradient_error import ExactRerun, overwritten_inputs, remembered_forward, repeated
 from vdnn.runtime.measured_steps import Measured
 from vdnn.runtime.ordinary_step import OrdinaryStep, TimedStep
 from vdnn.runtime.overwritten import make_own
@@ -42,6 +44,8 @@ from vdnn.runtime.step_memory import RunningHalf, StepMemory, UnplannedMemory
 from vdnn.runtime.steps_in_flight import StepsInFlight
 from vdnn.runtime.watched_step import WatchedStep
 from vdnn.torch_private import is_backward_differentiated
+
+log = logging.getLogger("vdnn")
 
 HANDLE_POSITION = 0
 """Where the handle stands among backward's arguments, in every edition."""
@@ -67,6 +71,13 @@ class Executor:
 
         self.times_next = False
         """Whether the next ordinary step is timed instruction by instruction."""
+
+        self.present = 0
+        """The tangents that were there in the last backward, one bit each."""
+
+        self._all_outputs: Edition | None = None
+        self.was_repeated = False
+        """Whether a gradient came that the edition leaves out, so that a step was computed again."""
 
         self._exact_rerun = exact_rerun
         self._in_flight = StepsInFlight()
@@ -110,11 +121,43 @@ class Executor:
         if edition.num_unchecked != self.edition.num_unchecked:
             return False
         edition.number = self.edition.number + 1
+        if edition.tangents is NO_TANGENTS:
+            edition.tangents = self.edition.tangents  # of the same step
         self._memory.forget((self.edition.memory_key, "forward"))
         self.edition = edition
         self.measured.forget_times()
         self.watch_next()
         return True
+
+    def leave_out(self, edition: Edition) -> bool:
+        """Let one without some tangents take over; the present one is for steps in which they come after all."""
+        whole = self.edition
+        if not self.replace_edition(edition):
+            return False
+        self._all_outputs = whole
+        return True
+
+    def use_all_outputs(self) -> None:
+        """From the next forward on."""
+        whole, self._all_outputs, self.was_repeated = self._all_outputs, None, False
+        assert whole is not None, "a step is repeated where something is left out"
+        self.replace_edition(whole)
+
+    def _repeated_with_all(self, step: Step, tangents: Sequence[Any]) -> Sequence[Any]:
+        if step.repeatable is None or self._all_outputs is None:
+            raise LostHandle(
+                f"the backward of {self.plan.problem.graph.name} has a gradient for an output that the steps before did"
+                " not use, and its forward cannot be found to be computed again. Call the virtualized model outside of"
+                " saved-tensor hooks."
+            )
+        log.warning(
+            "%s: a loss hangs on outputs that it did not hang on before: this step is computed twice, and all outputs"
+            " have gradients from now on",
+            self.plan.problem.graph.name,
+        )
+        self.was_repeated = True
+        again = Executor(self._all_outputs, memory=self._memory, watched=False)
+        return repeated(step.repeatable, again, tangents)
 
     def _forward(self, args: list[Any]) -> Sequence[Any]:
         with told_with_numbers("forward", self.plan, self.edition.where):
@@ -173,14 +216,19 @@ class Executor:
         self.measured.num_backward += 1
         step = self._step_behind(args[HANDLE_POSITION])
         edition: Edition = step.edition
+        after_all = edition.tangents.with_left_out(args)
+        self.present = present = edition.tangents.fill(args)
         make_own(args, edition.overwrites, are_shown=step.is_shown)
         tangents = args[edition.num_saved :] if step.remembered is not None else []
         num_in_flight, num_left = max(len(self._in_flight), 1), self._in_flight.num_left(step)
         key = edition.memory_key, "backward"
         with self._memory.half(key, is_forward=False, plan=edition.plan) as half:
             found = Surroundings(num_in_flight, self._memory.outside_nbytes)
-            gradients = self._backward_of(step, args, half)
+            gradients = edition.tangents.kept(self._backward_of(step, args, half), present)
             half.hold(gradients)
+        if after_all:
+            del gradients
+            gradients = self._repeated_with_all(step, after_all)
         if self._judge_surroundings is not None:
             self._judge_surroundings(edition.plan, found, num_left)
         if step.remembered is not None and self._exact_rerun is not None:
@@ -259,6 +307,8 @@ class Executor:
     def _enter(self, step: Step, args: Sequence[Any]) -> None:
         """The first step of a lossy plan will be repeated exactly."""
         self._in_flight.begins(step)
+        if self.edition.tangents.left_out:
+            step.repeatable = remembered_forward(args, overwritten_inputs(self.plan.problem.graph))
         if self._exact_rerun is not None and self.measured.num_forward == 1:
             step.remembered = self._exact_rerun.remember(args)
 

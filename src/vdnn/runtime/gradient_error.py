@@ -7,7 +7,7 @@ lossy gradients are there and everything else of the lossy step is gone: with a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Protocol
@@ -42,13 +42,12 @@ class ExactRerun:
     """Repeats one step exactly. `make_exact` builds the exact executor, or says why there is none."""
 
     def __init__(self, graph: Graph, names: Sequence[str], make_exact: Callable[[], ExactStep | str]) -> None:
-        self._overwritten = _overwritten(graph)
+        self._overwritten = overwritten_inputs(graph)
         self._names = names
         self._make_exact = make_exact
 
     def remember(self, args: Sequence[Any]) -> RememberedForward:
-        copies = [arg.clone() if position in self._overwritten else arg for position, arg in enumerate(args)]
-        return RememberedForward(copies, random_states(args))
+        return remembered_forward(args, self._overwritten)
 
     def compare(
         self, remembered: RememberedForward, tangents: Sequence[Any], gradients: Sequence[torch.Tensor | None]
@@ -56,14 +55,23 @@ class ExactRerun:
         exact = self._make_exact()
         if isinstance(exact, str):
             return GradientError(None, note=exact)
-        now = random_states(remembered.args)
-        set_random_states(remembered.random_states)
-        try:
-            saved = list(exact.forward(list(remembered.args)))[-exact.num_saved :]
-            expected = exact.backward([*saved, *tangents])
-        finally:
-            set_random_states(now)
-        return difference(self._names, gradients, expected)
+        return difference(self._names, gradients, repeated(remembered, exact, tangents))
+
+
+def remembered_forward(args: Sequence[Any], overwritten: Container[int]) -> RememberedForward:
+    copies = [arg.clone() if position in overwritten else arg for position, arg in enumerate(args)]
+    return RememberedForward(copies, random_states(args))
+
+
+def repeated(remembered: RememberedForward, step: ExactStep, tangents: Sequence[Any]) -> Sequence[torch.Tensor | None]:
+    """The gradients of that forward for these tangents. Random numbers go on as if nothing had been repeated."""
+    now = random_states(remembered.args)
+    set_random_states(remembered.random_states)
+    try:
+        saved = list(step.forward(list(remembered.args)))[-step.num_saved :]
+        return step.backward([*saved, *tangents])
+    finally:
+        set_random_states(now)
 
 
 def difference(names: Sequence[str], found: Sequence[Any], expected: Sequence[Any]) -> GradientError:
@@ -84,7 +92,7 @@ def _relative(off: float, size: float) -> float:
     return error if error >= 0 else inf
 
 
-def _overwritten(graph: Graph) -> frozenset[int]:
+def overwritten_inputs(graph: Graph) -> frozenset[int]:
     """Arguments that the step writes into: running statistics, counters."""
     changing = (op for op in graph.ops if not op.has(Trait.VIEW))
     written = {graph.values[value].storage for op in changing for value in op.writes}

@@ -26,6 +26,8 @@ class OrdinaryStep:
         self.edition = edition
         self.journeys, self.encodings, self.overflow = edition.journeys(), edition.encodings, Overflow(is_lost)
         self.remembered: RememberedForward | None = None
+        self.repeatable: RememberedForward | None = None
+        """Where some outputs' gradients are left out and may come after all."""
         self.forward: tuple[Moment, Moment] | None = None
         """When its forward began and ended."""
         self.is_shown = is_lost or are_saved_tensors_hooked()

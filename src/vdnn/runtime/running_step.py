@@ -29,6 +29,7 @@ class Step(Protocol):
     encodings: Encodings
     overflow: Overflow
     remembered: RememberedForward | None
+    repeatable: RememberedForward | None
     is_shown: bool
     """Whether a saved-tensor hook of the user's saw what forward saved."""
     edition: Any

@@ -41,6 +41,7 @@ class WatchedStep:
     ) -> None:
         self.journeys, self.encodings, self.overflow = journeys, encodings, Overflow()
         self.remembered: RememberedForward | None = None
+        self.repeatable: RememberedForward | None = None
         self.is_shown = are_saved_tensors_hooked()
         self.edition: Any = None
         self._graph, self._program = plan.problem.graph, program
