@@ -302,8 +302,8 @@ def test_nothing_is_offered_without_a_budget_or_without_measured_costs(options: 
     assert executor.plan.problem.variants == {}
 
 
-def test_exact_is_yes_or_no() -> None:
-    with pytest.raises(InvalidInput, match="exact is True or False, not 'mostly'"):
+def test_exact_is_yes_no_or_strict() -> None:
+    with pytest.raises(InvalidInput, match="exact is True, False or 'strict', not 'mostly'"):
         vdnn.virtualize(network(), exact="mostly")
 
 

@@ -8,8 +8,9 @@ with the same order of dims and the same types.
 Note: [What is asked]
 Ops of PyTorch's own whose results are all new tensors, of sizes that do not depend on values. A call of less than
 `EASY_NBYTES` is asked as it is, a larger one through smaller ones that are like it (`small_calls.py`), and as it is
-where those fail and it is no larger than trials of ops may always be. What cannot be asked so has the layouts of
-PyTorch's stand-in; the watched step looks at every result (`runtime/traced_layouts.py`).
+where those fail and it is no larger than trials of ops may always be. Nor are convolutions and products of matrices:
+the library behind them keeps code for every shape that it has met, 28 MiB for those of a small ResNet-50. What is not
+asked has the layouts of PyTorch's stand-in; the watched step looks at every result (`runtime/traced_layouts.py`).
 """
 
 from __future__ import annotations
@@ -45,6 +46,9 @@ ASKED_INSTEAD = {
 """By op that stands in a trace for one that writes: what eager runs. Where what the trace runs in its place is laid out
 otherwise (`rrelu` in channels_last), the watched step refuses."""
 
+KEEP_CODE = frozenset({aten.convolution, aten.convolution_backward, aten.mm, aten.addmm, aten.bmm, aten.baddbmm})
+"""Note: [What is asked]"""
+
 _VALUE_DEPENDENT = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 _FAILURES = (RuntimeError, ValueError, IndexError, TypeError, AssertionError, ArithmeticError)
 
@@ -76,7 +80,7 @@ Answer = tuple[Layout | None, ...] | None
 @cache
 def may_be_asked(op: OpOverload) -> bool:
     """Note: [What is asked]"""
-    if op.namespace != "aten" or _VALUE_DEPENDENT & set(op.tags):
+    if op.namespace != "aten" or _VALUE_DEPENDENT & set(op.tags) or op.overloadpacket in KEEP_CODE:
         return False
     schema = schema_of(op)
     return bool(schema.returns) and all(each.alias_info is None for each in schema.returns)
