@@ -49,6 +49,16 @@ class Like:
     def nbytes(self) -> int:
         return self.extent * self.dtype.itemsize
 
+    @property
+    def is_row_after_row(self) -> bool:
+        """Contiguous, in the order of its dims."""
+        expected = 1
+        for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size != 1 and step != expected:
+                return False
+            expected *= size
+        return True
+
     def resized(self, shape: Sequence[int]) -> Like:
         """With the dims in the same order."""
         return replace(self, shape=tuple(shape), stride=in_order_of(shape, self.shape, self.stride))
